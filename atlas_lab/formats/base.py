@@ -1,0 +1,90 @@
+"""What a weight format is: the tensors it stores, how to make them, how to read them, and which values are legal."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+Tensors = Mapping[str, np.ndarray]
+
+
+class FormatError(ValueError):
+    """A tensor whose shape, dtype or values the format does not allow; one sentence."""
+
+
+class Spec(NamedTuple):
+    """Dtype name and shape of one stored tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How scales cover a weight `[N, K]`.
+
+    `kind` is `none`, `tensor` (one scale), `row` (one a row), `block` (a grid of `rows x cols` tiles) or
+    `group` (one for `cols` consecutive K of a row, under one scale for the whole tensor). For two-level
+    groups `reciprocal` says that the tensor scale is stored as a divisor (compressed-tensors) and not as
+    a multiplier (ModelOpt).
+    """
+
+    kind: str
+    rows: int = 0
+    cols: int = 0
+    reciprocal: bool = False
+
+    def __str__(self) -> str:
+        if self.kind == "block":
+            return f"block({self.rows},{self.cols})"
+        if self.kind == "group":
+            return f"group({self.cols}), {'reciprocal' if self.reciprocal else 'direct'} tensor scale"
+        return self.kind
+
+
+NO_SCALE = Geometry("none")
+PER_TENSOR = Geometry("tensor")
+PER_ROW = Geometry("row")
+BLOCK_128 = Geometry("block", 128, 128)
+GROUP_16 = Geometry("group", 1, 16)
+GROUP_16_RECIPROCAL = Geometry("group", 1, 16, reciprocal=True)
+
+
+class Format(ABC):
+    """One way of storing a weight `[N, K]`.
+
+    `name` is how YAML and the command line spell it (`nvfp4`, `fp8_row`), `family` what arms start from
+    (`nvfp4`, `fp8`, `bf16`), `geometry` where its scales are. Tensors are named by field (`weight`,
+    `scale`, `global_scale`); the names in a checkpoint belong to `checkpoint/`.
+    """
+
+    name: str
+    family: str
+    geometry: Geometry
+
+    @abstractmethod
+    def tensors(self, n: int, k: int) -> dict[str, Spec]:
+        """The stored tensors of a weight `[n, k]`; raises FormatError where n or k cannot be stored."""
+
+    @abstractmethod
+    def quantize(self, w: np.ndarray) -> dict[str, np.ndarray]:
+        """Float32 `[N, K]` to stored tensors, by the format's reference recipe."""
+
+    @abstractmethod
+    def dequantize(self, t: Tensors) -> np.ndarray:
+        """Stored tensors to the float64 `[N, K]` they stand for, exactly."""
+
+    @abstractmethod
+    def check(self, t: Tensors, label: str) -> None:
+        """Raise FormatError, naming `label` and field, for a value no kernel may be handed (NaN codes,
+        scales that are not finite and positive, sign bits in block scales)."""
+
+    def bytes(self, n: int, k: int) -> int:
+        """Stored bytes of a weight `[n, k]`, unrounded."""
+        from atlas_lab.formats.dtypes import dtype
+
+        return sum(dtype(s.dtype).bytes * int(np.prod(s.shape)) for s in self.tensors(n, k).values())

@@ -1,0 +1,83 @@
+"""The interpreter's side of an intrinsic: what it may ask of the simulated thread that runs it.
+
+`simt` implements `Thread`; a call of an intrinsic from Python finds the current one through the greenlet it
+runs in. Pure intrinsics never ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from greenlet import getcurrent
+
+from atlas_lab.kernels.lang.types import Pointer, Scalar
+
+
+class Dim3(Protocol):
+    x: int
+    y: int
+    z: int
+
+
+class Thread(Protocol):
+    """One simulated CUDA thread. Indexes are in elements of the pointer's dtype; `unit` is what one register
+    receives, `count` how many; an access is `unit.bytes * count` wide and must be aligned to that."""
+
+    lane: int
+    warp: int
+    threadIdx: Dim3
+    blockIdx: Dim3
+    blockDim: Dim3
+    gridDim: Dim3
+
+    def read(self, p: Pointer, index: int, unit: Scalar, count: int) -> tuple[Any, ...]:
+        """Values as Python integers (f32: numpy.float32). Checks bounds, alignment, initialisation, races."""
+
+    def write(self, p: Pointer, index: int, unit: Scalar, values: Sequence[Any]) -> None:
+        """Checks bounds, alignment, races; a write through an `In` pointer is an error."""
+
+    def update(self, p: Pointer, index: int, unit: Scalar, change: Callable[[Any], Any]) -> Any:
+        """Atomic read-modify-write; returns the old value. A scheduling point."""
+
+    def yield_(self, reason: str) -> None:
+        """A scheduling point without a condition (volatile access, sleep): no progress by itself."""
+
+    def warp_op(self, name: str, mask: int, arg: Any, combine: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]) -> Any:
+        """Rendezvous of the lanes in `mask` at the same intrinsic; `combine(threads, args)` runs once and
+        returns one result a lane, in ascending lane order. Orders memory among the lanes. A lane that
+        exited or waits elsewhere is reported."""
+
+    def barrier(self, ident: int, count: int | None) -> None:
+        """bar.sync: `count` threads (None: all of the block's) meet at barrier `ident`."""
+
+    def arrive(self, ident: int, count: int) -> None:
+        """bar.arrive: count towards barrier `ident` without waiting."""
+
+    def copy_async(self, dst: Pointer, dst_index: int, src: Pointer, src_index: int, size: int, valid: int) -> None:
+        """cp.async of `size` bytes to shared memory; the bytes past `valid` become zero and are not read.
+        Destination bytes are poison until the copying thread waits for the group."""
+
+    def commit_async(self) -> None:
+        """cp.async.commit_group."""
+
+    def wait_async(self, pending: int) -> None:
+        """cp.async.wait_group: all but the newest `pending` groups of this thread are complete."""
+
+    def shared(self, site: Any, dtype: Scalar, count: int, align: int) -> Pointer:
+        """Static shared memory of a call site, the same for every thread of the block."""
+
+    def dynamic_shared(self, dtype: Scalar, offset: int) -> Pointer:
+        """The launch's dynamic shared memory, from byte `offset`."""
+
+    def fence(self, scope: str) -> None:
+        """membar: orders this thread's earlier accesses before its later ones at `block` or `gpu` scope."""
+
+
+def current() -> Thread:
+    """The simulated thread that runs now; raises RuntimeError outside the interpreter."""
+    try:
+        thread: Thread = getcurrent().thread  # type: ignore[attr-defined]
+    except AttributeError:
+        raise RuntimeError("a kernel intrinsic that needs a thread was called outside the interpreter") from None
+    return thread

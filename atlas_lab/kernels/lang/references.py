@@ -1,0 +1,72 @@
+"""What a kernel's code names: the intrinsics and device functions reachable from it, read from bytecode."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types as pytypes
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from atlas_lab.kernels.lang.op import Op
+
+_SKIP = {"NOP", "PUSH_NULL", "PRECALL", "CACHE", "COPY_FREE_VARS", "RESUME"}
+_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
+_FREE = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+_ATTR = {"LOAD_ATTR", "LOAD_METHOD"}
+
+
+class References(NamedTuple):
+    """`ops` in order of first use; `foreign` says that `numba.cuda` itself is named."""
+
+    ops: tuple[Op, ...]
+    foreign: bool
+
+
+@functools.cache
+def references(function: Callable[..., Any]) -> References:
+    """Everything `function` reaches through globals, closures, module attributes and device functions."""
+    ops: dict[Op, None] = {}
+    foreign = False
+    seen: set[int] = set()
+    todo: list[Any] = [function]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Op):
+            ops[item] = None
+        elif isinstance(item, pytypes.FunctionType):
+            todo.extend(_named(item))
+        elif isinstance(item, pytypes.ModuleType):
+            foreign = foreign or item.__name__.startswith(("numba.cuda", "numba_cuda"))
+        elif isinstance(getattr(item, "function", None), pytypes.FunctionType):
+            todo.append(item.function)
+        elif isinstance(getattr(item, "py_func", None), pytypes.FunctionType):
+            foreign = True
+            todo.append(item.py_func)
+        elif isinstance(item, tuple | list):
+            todo.extend(item)
+    return References(tuple(sorted(ops, key=lambda o: o.name)), foreign)
+
+
+def _named(function: pytypes.FunctionType) -> Iterator[Any]:
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    value: Any = None
+    known = False
+    for ins in dis.get_instructions(function):
+        if ins.opname in _SKIP:
+            continue
+        if known and ins.opname in _ATTR:
+            known = isinstance(value, pytypes.ModuleType) and hasattr(value, ins.argval)
+            value = getattr(value, ins.argval) if known else None
+        elif ins.opname in _GLOBAL:
+            known = ins.argval in function.__globals__
+            value = function.__globals__.get(ins.argval)
+        elif ins.opname in _FREE and ins.argval in cells:
+            known, value = True, cells[ins.argval].cell_contents
+        else:
+            known = False
+        if known:
+            yield value
