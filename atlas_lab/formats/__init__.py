@@ -1,4 +1,4 @@
-"""Number formats and packed layouts on the host: quantize, dequantize, sizes, value checks; the oracle of every kernel."""
+"""Number formats and packed layouts on the host: quantize, dequantize, sizes, value checks; every kernel's oracle."""
 
 from __future__ import annotations
 

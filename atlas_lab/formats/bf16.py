@@ -30,7 +30,7 @@ class Bf16(Format):
         Raises FormatError, with row and column, for NaN, infinity and values that would round to infinity.
         """
         checks.source(w, self.name)
-        checks.value(w, f"{self.name}: the weight to quantize", lambda x: np.abs(x) >= OVERFLOW, "at most 3.3895e+38")
+        checks.value(w, checks.source_label(self.name), lambda x: np.abs(x) >= OVERFLOW, "at most 3.3895e+38")
         return {"weight": w.astype(ml_dtypes.bfloat16)}
 
     def dequantize(self, t: Tensors) -> np.ndarray:

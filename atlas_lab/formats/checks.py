@@ -23,16 +23,20 @@ def dims(name: str, n: int, k: int, multiple: int = 1) -> None:
 
 def source(w: np.ndarray, name: str) -> tuple[int, int]:
     """N and K of a weight to quantize; raises FormatError unless it is float32 `[N, K]`, finite throughout."""
-    label = f"{name}: the weight to quantize"
+    label = source_label(name)
     if w.dtype != np.float32:
-        raise FormatError(f"{label} has dtype {dtype_name(w)}, expected f32")
+        raise FormatError(f"{label}: found dtype {dtype_name(w)}, expected f32")
     if w.ndim != 2:
-        raise FormatError(f"{label} has shape {list(w.shape)}, expected [N, K]")
+        raise FormatError(f"{label}: found shape {list(w.shape)}, expected [N, K]")
     n, k = w.shape
     dims(name, n, k)
     if not np.isfinite(scan.amax(w)):
         value(w, label, lambda x: ~np.isfinite(x), "finite values")
     return n, k
+
+
+def source_label(name: str) -> str:
+    return f"the weight to quantize as {name}"
 
 
 def weight(t: Tensors, label: str, dtype: str) -> tuple[int, int]:
@@ -46,7 +50,7 @@ def weight(t: Tensors, label: str, dtype: str) -> tuple[int, int]:
 
 
 def field(t: Tensors, label: str, name: str, dtypes: Sequence[str], shapes: Sequence[Shape], of: Shape) -> np.ndarray:
-    """Field `name` of a weight whose logical shape is `of`; raises FormatError unless dtype and shape are among these."""
+    """Field `name` of a weight of logical shape `of`; raises FormatError unless dtype and shape are among these."""
     a = present(t, label, name)
     if dtype_name(a) not in dtypes:
         raise FormatError(f"{label}.{name}: found dtype {dtype_name(a)}, expected {' or '.join(dtypes)}")
@@ -59,7 +63,7 @@ def field(t: Tensors, label: str, name: str, dtypes: Sequence[str], shapes: Sequ
 def present(t: Tensors, label: str, name: str) -> np.ndarray:
     """Field `name`; raises FormatError naming the fields that are there where it is not."""
     if name not in t:
-        raise FormatError(f"{label}.{name}: missing, found only {', '.join(t) or 'no tensor at all'}")
+        raise FormatError(f"{label}.{name}: missing, found {', '.join(t) or 'no tensor at all'}")
     return t[name]
 
 
@@ -83,7 +87,7 @@ def place(at: Shape) -> str:
 
 def show(x: np.generic) -> str:
     """A value in words; one-byte floats with their code, which is what a hex dump shows."""
-    text = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}.get(str(float(x)), f"{float(x):g}")  # type: ignore[arg-type]
+    text = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}.get(str(float(x)), f"{float(x):g}")
     return f"code 0x{x.tobytes()[0]:02X} ({text})" if x.dtype == dtype("e4m3").numpy else text
 
 

@@ -20,7 +20,7 @@ _BOUNDS = tuple((np.float32((VALUES[i] + VALUES[i + 1]) / 2), i % 2 == 1) for i 
 def encode(x: np.ndarray) -> np.ndarray:
     """Float32 without NaN to u8 codes 0 to 15 of the same shape: to nearest, ties to even code, saturating at ±6."""
     magnitude = np.abs(x)
-    codes = np.zeros(x.shape, np.uint8)
+    codes: np.ndarray = np.zeros(x.shape, np.uint8)
     for bound, tie_up in _BOUNDS:
         above = magnitude >= bound if tie_up else magnitude > bound
         codes += above.view(np.uint8)
@@ -30,7 +30,8 @@ def encode(x: np.ndarray) -> np.ndarray:
 
 def pack(codes: np.ndarray) -> np.ndarray:
     """u8 codes `[..., K]`, K even, to bytes `[..., K/2]`: element 2j in the low nibble of byte j, 2j+1 in the high."""
-    return codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))
+    packed: np.ndarray = codes[..., 0::2] | (codes[..., 1::2] << np.uint8(4))
+    return packed
 
 
 def unpack(packed: np.ndarray) -> np.ndarray:
@@ -43,4 +44,5 @@ def unpack(packed: np.ndarray) -> np.ndarray:
 
 def decode(packed: np.ndarray) -> np.ndarray:
     """Bytes `[..., K/2]` to the float64 `[..., K]` that they stand for."""
-    return PAIRS[packed].reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+    values: np.ndarray = PAIRS[packed]
+    return values.reshape(*packed.shape[:-1], 2 * packed.shape[-1])

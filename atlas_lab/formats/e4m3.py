@@ -18,17 +18,20 @@ def encode(x: np.ndarray) -> np.ndarray:
 
     The clamp comes first because libraries disagree above 448: ml_dtypes rounds 464.1 to NaN, torch to 448.
     """
-    return np.clip(x, np.float32(-MAX), np.float32(MAX)).astype(ml_dtypes.float8_e4m3fn)
+    codes: np.ndarray = np.clip(x, np.float32(-MAX), np.float32(MAX)).astype(ml_dtypes.float8_e4m3fn)
+    return codes
 
 
 def decode(codes: np.ndarray) -> np.ndarray:
     """E4M3 to the float64 of the same shape that it stands for."""
-    return VALUES[codes.view(np.uint8)]
+    values: np.ndarray = VALUES[codes.view(np.uint8)]
+    return values
 
 
 def is_nan(codes: np.ndarray) -> np.ndarray:
     """Where E4M3 codes are NaN, 0x7F or 0xFF."""
-    return (codes.view(np.uint8) & NAN) == NAN
+    nan: np.ndarray = (codes.view(np.uint8) & NAN) == NAN
+    return nan
 
 
 def is_no_magnitude(codes: np.ndarray) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import ml_dtypes
 import numpy as np
 
@@ -35,7 +37,7 @@ class Fp8(Format):
         `scale = amax / 448` over what the scale covers, 1 where that is 0; code = E4M3 of `w / scale`, a true
         division by the scale as stored, to nearest even, clamped to ±448. This is the recipe of DeepSeek-V3
         `inference/kernel.py` and of compressed-tensors; transformers' `Fp8Quantize` rounds `448 / amax` first and
-        multiplies by it, which moves a scale by a unit in the last place and a code near a tie to its neighbour.
+        multiplies by it, which moves a scale by units in the last place and a code near a tie to its neighbour.
         """
         n, k = checks.source(w, self.name)
         weight = np.empty((n, k), ml_dtypes.float8_e4m3fn)
@@ -80,8 +82,8 @@ class Fp8(Format):
             return (n, 1), (n,)
         return ((-(-n // BLOCK_128.rows), -(-k // BLOCK_128.cols)),)
 
-    def _chunks(self, n: int, k: int) -> list[slice]:
-        return list(scan.row_chunks(n, k, BLOCK_128.rows if self.geometry == BLOCK_128 else 1))
+    def _chunks(self, n: int, k: int) -> Iterator[slice]:
+        return scan.row_chunks(n, k, BLOCK_128.rows if self.geometry == BLOCK_128 else 1)
 
     def _spread(self, scale: np.ndarray, rows: slice, k: int) -> np.ndarray:
         """The scale of each element of these rows, in a shape that broadcasts against `[rows, k]`."""

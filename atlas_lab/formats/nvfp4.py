@@ -1,7 +1,7 @@
 """NVFP4: E2M1 codes under one E4M3 scale for 16 consecutive K of a row, under one float32 scale for the tensor.
 
 Two conventions store the same codes and block scales: ModelOpt keeps the tensor scale as a multiplier (`nvfp4`),
-compressed-tensors its reciprocal, a divisor (`nvfp4_ct`). Reading one as the other is wrong by eight orders of magnitude.
+compressed-tensors its reciprocal, a divisor (`nvfp4_ct`). Read as the other, weights grow by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ TINY = np.finfo(np.float32).tiny  # 2^-126
 class Nvfp4(Format):
     """`weight`: u8 `[N, K/2]`, low nibble first; `scale`: e4m3 `[N, K/16]`, not negative; `global_scale`: f32 `[]`.
 
-    A weight is e2m1 x scale x global_scale. A block scale of 0 is legal. `global_scale` may also be stored as `[1]`.
+    A weight is e2m1 x scale x global_scale. A block scale of 0 is legal. `global_scale` may be `[]` or `[1]` as stored.
+
+    Quantized as by the max calibration of NVIDIA Model-Optimizer, `quantization/qtensor/nvfp4_tensor.py`.
     """
 
     name = "nvfp4"
@@ -38,8 +40,9 @@ class Nvfp4(Format):
         }
 
     def quantize(self, w: np.ndarray) -> dict[str, np.ndarray]:
-        """Float32 `[N, K]` to codes, block scales and tensor scale, by the recipe of the convention (see the methods
-        below), bit for bit.
+        """Float32 `[N, K]` to codes, block scales and tensor scale, by the recipe of the convention, bit for bit.
+
+        v = w / step, then E2M1 of v to nearest even; the methods below are what the conventions differ in.
 
         Raises FormatError where K is no multiple of 16 and, with row and column, for NaN or infinity.
         """
@@ -83,10 +86,7 @@ class Nvfp4(Format):
         k *= 2
         checks.dims(f"{label}.weight", n, k, GROUP)
         scale = checks.field(t, label, "scale", ("e4m3",), ((n, k // GROUP),), (n, k))
-        scalar = (self.global_shape, *({(), (1,)} - {self.global_shape}))
-        return t["weight"], scale, checks.field(t, label, "global_scale", ("f32",), scalar, (n, k))
-
-    # NVIDIA Model-Optimizer, modelopt/torch/quantization/qtensor/nvfp4_tensor.py, max calibration.
+        return t["weight"], scale, checks.field(t, label, "global_scale", ("f32",), ((), (1,)), (n, k))
 
     def tensor_scale(self, amax: np.float32) -> np.float32:
         """amax / 2688, and 1 where that is 0 or subnormal (amax below 3.2e-35): every weight then becomes 0.
@@ -110,18 +110,22 @@ class Nvfp4(Format):
 
 
 class Nvfp4CompressedTensors(Nvfp4):
-    """The fields of `nvfp4`, with `global_scale` f32 `[1]` as a divisor: a weight is e2m1 x scale / global_scale."""
+    """The fields of `nvfp4`, with `global_scale` f32 `[1]` as a divisor: a weight is e2m1 x scale / global_scale.
+
+    Quantized as by compressed-tensors, `quantization/utils/helpers.py` and `quantization/lifecycle/forward.py`.
+    """
 
     name = "nvfp4_ct"
     geometry = GROUP_16_RECIPROCAL
     global_shape = (1,)
 
-    # compressed-tensors, quantization/utils/helpers.py (generate_gparam, calculate_qparams), lifecycle/forward.py.
-
     def tensor_scale(self, amax: np.float32) -> np.float32:
-        """2688 / amax, and 1 where that overflows (amax 0 or below 7.9e-36): every weight then becomes 0."""
+        """2688 x (1 / amax), and 1 where that overflows (amax 0 or below 7.9e-36): every weight then becomes 0.
+
+        The reciprocal is rounded by itself: torch divides a number by a tensor so.
+        """
         with np.errstate(over="ignore"):
-            scale = RANGE / np.maximum(amax, TINY)
+            scale = RANGE * (np.float32(1) / np.maximum(amax, TINY))
         return scale if np.isfinite(scale) else np.float32(1)
 
     def block_scales(self, amax: np.ndarray, tensor_scale: np.float32) -> np.ndarray:
@@ -142,7 +146,8 @@ def _block_amax(blocks: np.ndarray) -> np.ndarray:
     while a.shape[-1] > 1:
         half = a.shape[-1] // 2
         a = np.maximum(a[..., :half], a[..., half:])
-    return a[..., 0]
+    largest: np.ndarray = a[..., 0]
+    return largest
 
 
 FORMATS: tuple[Format, ...] = (Nvfp4(), Nvfp4CompressedTensors())

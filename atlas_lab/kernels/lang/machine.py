@@ -22,7 +22,12 @@ class Dim3(Protocol):
 
 class Thread(Protocol):
     """One simulated CUDA thread. Indexes are in elements of the pointer's dtype; `unit` is what one register
-    receives, `count` how many; an access is `unit.bytes * count` wide and must be aligned to that."""
+    receives, `count` how many; an access is `unit.bytes * count` wide and must be aligned to that.
+
+    `order` is PTX's memory order. "weak": an ordinary access. "relaxed" (also volatile), "acquire", "release",
+    "acq_rel": strong accesses, which never race with one another and are scheduling points by themselves, so
+    their intrinsics need no `yield_`. Acquire and release order memory; relaxed ones do with a `fence` beside
+    them."""
 
     lane: int
     warp: int
@@ -31,17 +36,19 @@ class Thread(Protocol):
     blockDim: Dim3
     gridDim: Dim3
 
-    def read(self, p: Pointer, index: int, unit: Scalar, count: int) -> tuple[Any, ...]:
+    def read(self, p: Pointer, index: int, unit: Scalar, count: int, order: str = "weak") -> tuple[Any, ...]:
         """Values as Python integers (f32: numpy.float32). Checks bounds, alignment, initialisation, races."""
 
-    def write(self, p: Pointer, index: int, unit: Scalar, values: Sequence[Any]) -> None:
+    def write(self, p: Pointer, index: int, unit: Scalar, values: Sequence[Any], order: str = "weak") -> None:
         """Checks bounds, alignment, races; a write through an `In` pointer is an error."""
 
-    def update(self, p: Pointer, index: int, unit: Scalar, change: Callable[[Any], Any]) -> Any:
-        """Atomic read-modify-write; returns the old value. A scheduling point."""
+    def update(
+        self, p: Pointer, index: int, unit: Scalar, change: Callable[[Any], Any], order: str = "relaxed"
+    ) -> Any:
+        """Atomic read-modify-write; returns the old value. A scheduling point. PTX's default is relaxed."""
 
     def yield_(self, reason: str) -> None:
-        """A scheduling point without a condition (volatile access, sleep): no progress by itself."""
+        """A scheduling point without a condition (sleep): no progress by itself."""
 
     def warp_op(self, name: str, mask: int, arg: Any, combine: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]) -> Any:
         """Rendezvous of the lanes in `mask` at the same intrinsic; `combine(threads, args)` runs once and

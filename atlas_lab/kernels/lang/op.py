@@ -49,10 +49,20 @@ class Needs:
 
 @dataclass(frozen=True)
 class Ptr:
-    """Operand spec: a pointer, then an element index. `spaces` and `modes` say which pointers are accepted."""
+    """Operand spec: a pointer, then (if `indexed`) an element index. `spaces` and `modes` say which are accepted."""
 
     spaces: tuple[str, ...] = ("global",)
     modes: tuple[str, ...] = ("in", "out", "inout")
+    indexed: bool = True
+
+
+@dataclass(frozen=True)
+class PtrTo:
+    """Result spec: a pointer to `dtype`."""
+
+    dtype: Scalar
+    space: str
+    mode: str
 
 
 @dataclass(frozen=True)
@@ -70,40 +80,60 @@ class Const:
     name: str
 
 
-Operand = Scalar | Vec | Ptr | Const
+@dataclass(frozen=True)
+class Dtype:
+    """Operand spec: an element type, named in the kernel."""
+
+    name: str
+
+
+Operand = Scalar | Vec | Ptr | Const | Dtype
+Result = Scalar | Vec | PtrTo | None
 
 
 class Op:
     """An intrinsic.
 
     `operands` and `result` describe registers in order; `ptx` is one asm text whose `$0…` count results first,
-    then operands (a `Ptr` is one register: the address, index already applied; a `Const` is none), or a function
-    `(emit, *llvm values) -> llvm value` for one that takes several instructions. `tied` operands (by position)
-    are updated in place: results and those operands share registers. `numpy` is called with the operands as
-    written in the kernel. `section` cites the PTX ISA.
+    then operands (a `Ptr` is one register: the address, index already applied; a `Const` or `Dtype` is none), or a
+    function `(emit, *llvm values, **constants) -> llvm value` for one that takes several instructions. In the text
+    `{space}` is the state space of the first pointer. `result` may be a function of what is known when compiling:
+    one argument for each `Ptr` (its `PtrTo`), `Const` (an int) and `Dtype` (a Scalar), in order.
+    `tied` operands (by position) are updated in place: results and those operands share registers.
+    `convergent` operations involve the whole warp or block and are never moved into a branch.
+    `numpy` is called with the operands as written in the kernel; None: only a GPU can run it.
+    `unit_roundoff` bounds the relative error of one multiply-add. `section` cites the PTX ISA.
     """
 
     def __init__(
         self,
         name: str,
         operands: Iterable[Operand],
-        result: Scalar | Vec | None,
+        result: Result | Callable[..., Result],
         *,
         ptx: str | Callable[..., Any],
-        numpy: Callable[..., Any],
+        numpy: Callable[..., Any] | None,
         effect: Effect = Effect.PURE,
         needs: Needs = Needs(),
         section: str = "",
         tied: tuple[int, ...] = (),
+        convergent: bool = False,
+        unit_roundoff: float | None = None,
     ) -> None:
         self.name, self.operands, self.result = name, tuple(operands), result
         self.ptx, self.numpy, self.effect, self.needs, self.section = ptx, numpy, effect, needs, section
-        self.tied = tied
+        self.tied, self.convergent, self.unit_roundoff = tied, convergent, unit_roundoff
         self.__name__ = name
-        self.__doc__ = numpy.__doc__
+        self.__doc__ = numpy.__doc__ if numpy is not None else None
+        if numpy is not None:
+            self.run = numpy
+
+    def run(self, *args: Any) -> Any:
+        """The meaning on the interpreter."""
+        raise RuntimeError(f"{self.name} has no NumPy meaning: it runs on a GPU only")
 
     def __call__(self, *args: Any) -> Any:
-        return self.numpy(*args)
+        return self.run(*args)
 
     def __repr__(self) -> str:
         return f"<intrinsic {self.name}>"

@@ -1,0 +1,80 @@
+"""An arm: one way of computing a projection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from atlas_lab.core.call import Call
+from atlas_lab.core.context import Context
+from atlas_lab.core.declare import Declaration
+from atlas_lab.core.launch import Launch
+from atlas_lab.core.numbers import Accuracy, Exact, ReductionClass, Rounded
+from atlas_lab.core.projection import Projection
+from atlas_lab.core.rows import Rows
+from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.verdict import Verdict, yes
+from atlas_lab.kernels.lang import Kernel
+
+
+class Arm:
+    """Subclass it; one class may have several instances that differ in `name`.
+
+    An arm describes and never acts: no stream, no device, no memory. Its methods are pure functions of their
+    arguments, called while planning on machines with no GPU.
+    """
+
+    name: str = ""
+    """Unique among all arms of a run."""
+    roles: Sequence[str] = ()
+    """Role patterns (`ffn.*`). A pattern with `+` (`ffn.gate+ffn.up`) is served as a group, in one call."""
+    rows: Rows
+    """Token rows M the kernels serve."""
+    source: str = ""
+    """Family of the stored format it starts from: `bf16`, `fp8`, `nvfp4`."""
+    activation: str = "bf16"
+    """Format of x that the kernels read."""
+    kernels: Sequence[Kernel] = ()
+    """Every kernel `lower` may launch; their hardware needs are checked before `eligible`."""
+    tolerance: Rounded | Exact
+    """The kernel against its own arithmetic."""
+    accuracy: Accuracy | None = None
+    """Set by arms that change numbers; such an arm runs only where an order or a pin names it."""
+    reduction_class: ReductionClass | None = None
+    """Set by arms that promise equal bits across M to others of the class."""
+    epilogues: Sequence[str] = ()
+    """Parts of `Epilogue` that the kernels fuse."""
+    version: str = "1"
+    """Changed when the numbers or the layout change; part of a route's hash."""
+
+    def eligible(self, p: Any, ctx: Context) -> Verdict:
+        """May this arm serve projection (or, for a group pattern, site) `p`? Pure; sees no weight values."""
+        return yes()
+
+    def finalize(self, p: Any, ctx: Context) -> Sequence[Declaration]:
+        """What it reads in place and what it builds at load time."""
+        raise NotImplementedError
+
+    def scratch(self, call: Call) -> dict[str, Tensor]:
+        """Temporaries of one call, by name."""
+        return {}
+
+    def lower(self, call: Call) -> Sequence[Launch]:
+        """The launches of one call."""
+        raise NotImplementedError
+
+    # reference(call, x, weights) -> float64 [M, N]: defined only by an arm whose arithmetic is not "dequantize the
+    # weights, multiply in float64".
+    reference: Any = None
+
+    def __repr__(self) -> str:
+        return f"<arm {self.name}>"
+
+
+def is_group(pattern: str) -> bool:
+    return "+" in pattern
+
+
+def projections_of(p: Any) -> tuple[Projection, ...]:
+    """The projections of what an arm was handed: a site's, or the one itself."""
+    return (p,) if isinstance(p, Projection) else tuple(p.projections)

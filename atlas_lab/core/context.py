@@ -1,0 +1,103 @@
+"""Everything a decision may depend on, frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from atlas_lab.core.levers import Levers
+from atlas_lab.core.rows import Rows
+from atlas_lab.core.target import Target
+
+SERVED = (Rows(1, 16384),)
+
+
+@dataclass(frozen=True)
+class ModelDims:
+    """Model dimensions that decisions and residency need. `attention_layers` hold KV caches."""
+
+    family: str
+    hidden: int
+    intermediate: int
+    layers: int
+    attention_layers: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Bytes of K and V one token adds over all attention layers."""
+        return 2 * self.attention_layers * self.kv_heads * self.head_dim * element_bytes
+
+
+@dataclass(frozen=True)
+class Pin:
+    """An arm demanded for a role pattern, in one layer or all; without `rows`, for the arm's own rows."""
+
+    pattern: str
+    arm: str
+    layer: int | None = None
+    rows: Rows | None = None
+    origin: str = "pins"
+
+    @property
+    def specificity(self) -> tuple[bool, bool]:
+        """Layer before role before glob."""
+        return (self.layer is not None, not any(c in self.pattern for c in "*?["))
+
+    def matches(self, layer: int, role: str) -> bool:
+        return self.layer in (None, layer) and fnmatchcase(role, self.pattern)
+
+    def __str__(self) -> str:
+        where = self.pattern if self.layer is None else f"layers.{self.layer}.{self.pattern}"
+        return f"{self.origin}: {where} = {self.arm}"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Arms preferred for a role pattern and a range of rows, best first."""
+
+    pattern: str
+    rows: Rows
+    arms: tuple[str, ...]
+    origin: str
+
+    def matches(self, role: str, rows: Rows) -> bool:
+        return fnmatchcase(role, self.pattern) and self.rows.intersect(rows) is not None
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """Pins, and orders by precedence: the variant's, the base's, the target's tuned table."""
+
+    pins: tuple[Pin, ...] = ()
+    orders: tuple[Order, ...] = ()
+
+    def named(self) -> frozenset[str]:
+        """Every arm that a pin or an order names."""
+        return frozenset([p.arm for p in self.pins] + [a for o in self.orders for a in o.arms])
+
+
+@dataclass(frozen=True)
+class Context:
+    """What `resolve` decides from. `rows` is what will be served: a copy that only other row counts need is dead.
+    `memory_budget` and `reserve` are bytes; `tuned` is the digest of the target's tuned table ("" without one)."""
+
+    target: Target
+    dims: ModelDims
+    levers: Levers = Levers()
+    preferences: Preferences = Preferences()
+    rows: tuple[Rows, ...] = SERVED
+    sequences: int = 1
+    kv_dtype: str = "bf16"
+    kv_page: int = 16
+    memory_budget: int = 0
+    reserve: int = 0
+    tensor_parallel: tuple[int, int] = field(default=(0, 1))
+    tuned: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError("context: found no rows to serve, expected at least one range of M")
+        rank, size = self.tensor_parallel
+        if not 0 <= rank < size:
+            raise ValueError(f"context: found tensor-parallel rank {rank} of {size}, expected 0 <= rank < size")

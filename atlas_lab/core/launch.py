@@ -1,0 +1,132 @@
+"""Launches and programs: what runs, over handles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from atlas_lab.core.call import Operand
+from atlas_lab.core.tensor import Tensor, TensorMap
+from atlas_lab.kernels.lang import Kernel
+
+Dims = int | tuple[int, ...]
+Argument = Tensor | TensorMap | int | float
+
+
+class LaunchError(ValueError):
+    """A launch whose arguments do not fit its kernel; one sentence."""
+
+
+def dims(value: Dims) -> tuple[int, int, int]:
+    """One to three extents as three."""
+    x, y, z = (*((value,) if isinstance(value, int) else value), 1, 1)[:3]
+    return x, y, z
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: `grid` in blocks, `block` in threads, `shared` dynamic bytes, `args` in parameter order.
+
+    An `Operand` among the arguments stands for its values. `pipe` is the math unit that does the work (`fma`,
+    `mma_bf16`, …) and `flops` how much, for the roofline. Raises LaunchError where counts, dtypes or kinds do not
+    fit the kernel's annotations.
+    """
+
+    kernel: Kernel
+    grid: Dims
+    block: Dims
+    args: tuple[Any, ...]
+    shared: int = 0
+    cluster: Dims = 1
+    flops: int = 0
+    pipe: str = "fma"
+    cooperative: bool = False
+    pdl: bool = False
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "args", tuple(a.data if isinstance(a, Operand) else a for a in self.args))
+        object.__setattr__(self, "grid", dims(self.grid))
+        object.__setattr__(self, "block", dims(self.block))
+        object.__setattr__(self, "cluster", dims(self.cluster))
+        name = self.kernel.entry
+        params = self.kernel.params
+        if len(self.args) != len(params):
+            raise LaunchError(f"launch of {name}: found {len(self.args)} arguments, expected {len(params)}")
+        for a, p in zip(self.args, params, strict=True):
+            if p.mode:
+                found = a.view.dtype if isinstance(a, TensorMap) else getattr(a, "dtype", type(a).__name__)
+                if found != p.dtype.name:
+                    raise LaunchError(f"launch of {name}: argument {p.name!r} is {found}, expected {p.dtype}")
+            elif not isinstance(a, int | float):
+                raise LaunchError(f"launch of {name}: argument {p.name!r} is {a}, expected a number")
+        if min(*dims(self.grid), *dims(self.block)) < 1:
+            raise LaunchError(f"launch of {name}: found grid {self.grid}, block {self.block}, expected 1 or more")
+        bounds = self.kernel.launch_bounds
+        most = bounds[0] if isinstance(bounds, tuple) else bounds
+        if most is not None and self.threads > most:
+            raise LaunchError(f"launch of {name}: found {self.threads} threads a block, its launch bounds allow {most}")
+
+    @property
+    def threads(self) -> int:
+        return prod(dims(self.block))
+
+    @property
+    def blocks(self) -> int:
+        return prod(dims(self.grid))
+
+    def _tensors(self, positions: tuple[int, ...]) -> tuple[Tensor, ...]:
+        views = (self.args[i] for i in positions)
+        return tuple(v.view if isinstance(v, TensorMap) else v for v in views)
+
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        return self._tensors(self.kernel.reads)
+
+    @property
+    def writes(self) -> tuple[Tensor, ...]:
+        return self._tensors(self.kernel.writes)
+
+    @property
+    def traffic(self) -> int:
+        """Fewest bytes the launch moves through device memory: each read once, each written once."""
+        return sum(t.bytes for t in self.reads) + sum(t.bytes for t in self.writes)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Launches in order, and the role of every buffer they name.
+
+    `inputs` and `outputs` are ports, `persistent` buffers are weights, `temporaries` live from the first launch to
+    the last that names them. Raises LaunchError for a launch that names a buffer of no role.
+    """
+
+    name: str
+    launches: tuple[Launch, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    persistent: tuple[Tensor, ...] = ()
+    temporaries: tuple[Tensor, ...] = ()
+    flops: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flops", sum(x.flops for x in self.launches))
+        known = {t.name for t in self.buffers}
+        for launch in self.launches:
+            for t in (*launch.reads, *launch.writes):
+                if t.name not in known:
+                    raise LaunchError(f"program {self.name}: {launch.kernel.entry} names {t}, which has no role in it")
+
+    @property
+    def buffers(self) -> Iterator[Tensor]:
+        yield from (*self.inputs, *self.outputs, *self.persistent, *self.temporaries)
+
+    @property
+    def traffic(self) -> int:
+        """Fewest bytes the whole program moves: every port and weight once; temporaries stay in the cache."""
+        return sum(t.bytes for t in (*self.inputs, *self.outputs, *self.persistent))
+
+    def renamed(self, name: str) -> Program:
+        return replace(self, name=name)

@@ -1,0 +1,66 @@
+"""From a route to a program: the arm's launches for one row count, over named ports."""
+
+from __future__ import annotations
+
+from atlas_lab.core.arm import Arm
+from atlas_lab.core.call import Call, Epilogue, Operand, weights_of
+from atlas_lab.core.context import Context
+from atlas_lab.core.launch import Program
+from atlas_lab.core.projection import Projection
+from atlas_lab.core.route import Assignment
+from atlas_lab.core.tensor import Tensor
+
+
+class PlanError(ValueError):
+    """A program that cannot be planned; one sentence."""
+
+
+def projection_call(
+    projections: tuple[Projection, ...],
+    assignment: Assignment,
+    m: int,
+    context: Context,
+    epilogue: Epilogue = Epilogue(),
+) -> Call:
+    """The call an assignment's arm is handed for `m` rows: x is BF16 `[m, K]`, y BF16 `[m, N]`, N summed over a
+    group. Ports are named `x` and `y` after the projections."""
+    label = f"layers.{projections[0].layer}." + "+".join(p.role for p in projections)
+    n, k = sum(p.n for p in projections), projections[0].k
+    return Call(
+        roles=assignment.roles,
+        weights=weights_of(assignment.declarations),
+        x=Operand(Tensor("bf16", (m, k), f"{label}/x")),
+        y=Operand(Tensor("bf16", (m, n), f"{label}/y")),
+        m=m,
+        n=n,
+        k=k,
+        context=context,
+        epilogue=epilogue,
+    )
+
+
+def program_of(arm: Arm, call: Call) -> Program:
+    """The program of one call.
+
+    Raises PlanError where the arm serves other row counts, reads activations in another format than the call's,
+    or does not fuse a part of the epilogue that is asked for.
+    """
+    if call.m not in arm.rows:
+        raise PlanError(f"{call.x.data.name}: arm {arm.name} serves M {arm.rows}, found M={call.m}")
+    if call.x.format != arm.activation:
+        raise PlanError(f"{call.x.data.name}: arm {arm.name} reads {arm.activation}, found {call.x.format}")
+    for part in call.epilogue.parts:
+        if part not in arm.epilogues:
+            raise PlanError(f"{call.y.data.name}: arm {arm.name} does not fuse {part}, expected {list(arm.epilogues)}")
+    scratch = {name: t.named(f"{call.y.data.name}/{name}") for name, t in arm.scratch(call).items()}
+    if scratch:
+        call = Call(**{**vars(call), "scratch": scratch})
+    weights = {t.name: t for fields in call.weights.values() for t in fields.values()}
+    return Program(
+        name=f"{call.y.data.name.removesuffix('/y')} M={call.m} {arm.name}",
+        launches=tuple(arm.lower(call)),
+        inputs=(call.x.data, *(t for _, t in call.x.scales)),
+        outputs=(call.y.data,),
+        persistent=tuple(weights.values()),
+        temporaries=tuple(scratch.values()),
+    )

@@ -1,0 +1,105 @@
+"""The answer of `resolve`: which arm serves which rows of a site, and what every arm had to say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from atlas_lab.core.declare import Bind, Declaration
+from atlas_lab.core.projection import Site
+from atlas_lab.core.rows import Rows
+from atlas_lab.core.verdict import Verdict
+
+
+class RouteError(ValueError):
+    """A site that cannot be served as asked; one sentence."""
+
+
+@dataclass(frozen=True)
+class Considered:
+    """One arm's verdict on one projection (or group): `roles` it would serve, `rank` its place in the order,
+    `origin` what put it there ("" for arms that nothing named and that run only where something does)."""
+
+    arm: str
+    roles: tuple[str, ...]
+    verdict: Verdict
+    rows: Rows
+    rank: int
+    origin: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """`arm` serves `roles` of the site for `rows`, because of `origin`."""
+
+    rows: Rows
+    roles: tuple[str, ...]
+    arm: str
+    version: str
+    origin: str
+    declarations: tuple[Declaration, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    """Serialisable: `to_json`. `hash` covers arms, versions, declarations, levers, target and tuned table."""
+
+    site: Site
+    assignments: tuple[Assignment, ...]
+    considered: tuple[Considered, ...]
+    stamp: str
+
+    def at(self, role: str, m: int) -> Assignment:
+        """What serves `role` for `m` rows; raises RouteError if nothing does."""
+        for a in self.assignments:
+            if role in a.roles and m in a.rows:
+                return a
+        raise RouteError(f"layers.{self.site.layer}.{role}: no arm was resolved for M={m}")
+
+    def of(self, role: str) -> tuple[Assignment, ...]:
+        return tuple(a for a in self.assignments if role in a.roles)
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(a.arm for a in self.assignments))
+
+    @property
+    def declarations(self) -> tuple[Declaration, ...]:
+        """What the route reads and builds, each once, in order of first need."""
+        out: dict[Any, Declaration] = {}
+        for a in self.assignments:
+            for d in a.declarations:
+                out.setdefault(d if isinstance(d, Bind) else d.identity, d)
+        return tuple(out.values())
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(json.dumps([self.stamp, self.to_json()], sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: the assignments with their declarations, not the refusals."""
+        return {
+            "site": self.site.label,
+            "assignments": [
+                {
+                    "rows": [a.rows.first, a.rows.last],
+                    "roles": list(a.roles),
+                    "arm": a.arm,
+                    "version": a.version,
+                    "origin": a.origin,
+                    "weights": [_declaration(d) for d in a.declarations],
+                }
+                for a in self.assignments
+            ],
+        }
+
+    def refusals(self) -> tuple[Considered, ...]:
+        """Every arm that said no to a role it names."""
+        return tuple(c for c in self.considered if not c.verdict and c.verdict.code != "role")
+
+
+def _declaration(d: Declaration) -> dict[str, Any]:
+    kind = "bind" if isinstance(d, Bind) else "derived"
+    return {"kind": kind, "key": d.key, "tensors": {f: str(t) for f, t in d.tensors.items()}}

@@ -1,0 +1,72 @@
+"""What a lowering function gets: LLVM types of the language's values, inline assembly, addresses, tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from atlas_lab.kernels.lang import types as lang
+from atlas_lab.kernels.lang.op import Effect, Op, PtrTo
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F32 = ir.FloatType()
+_CONSTRAINT = {16: "h", 32: "r", 64: "l"}
+
+
+def llvm_type(scalar: lang.Scalar) -> ir.Type:
+    """The register type of an element type that has arithmetic."""
+    return F32 if scalar.numba == "float32" else ir.IntType(scalar.bits)
+
+
+def address_type(space: str) -> ir.IntType:
+    """Addresses are integers: 64 bits wide in global memory, 32 in shared memory."""
+    return I64 if space == "global" else I32
+
+
+def _constraint(kind: ir.Type) -> str:
+    return "f" if kind == F32 else _CONSTRAINT[kind.width]
+
+
+class Emitter:
+    """The builder, the op and its operands' types, and the instructions that several lowerings share."""
+
+    def __init__(self, context: Any, builder: ir.IRBuilder, op: Op, pointers: Sequence[PtrTo]) -> None:
+        self.context, self.builder, self.op, self.pointers = context, builder, op, pointers
+
+    def asm(self, text: str, results: Sequence[ir.Type], args: Sequence[Any], tied: Sequence[int] = ()) -> list[Any]:
+        """One inline-asm call, with the op's effect: `$0…` are the results, then the arguments; arguments in
+        `tied` (by position, in the order of the results) share registers with the results."""
+        order = iter(range(len(tied)))
+        inputs = [str(next(order)) if i in tied else _constraint(a.type) for i, a in enumerate(args)]
+        pure = self.op.effect is Effect.PURE
+        constraints = ["=" + _constraint(r) for r in results] + inputs + ([] if pure else ["~{memory}"])
+        kind = ir.VoidType() if not results else results[0] if len(results) == 1 else ir.LiteralStructType(results)
+        function = ir.FunctionType(kind, [a.type for a in args])
+        asm = ir.InlineAsm(function, text, ",".join(constraints), side_effect=not pure)
+        value = self.builder.call(asm, args, attrs=("convergent",) if self.op.convergent else ())
+        return [value] if len(results) == 1 else self.elements(value, len(results))
+
+    def u32(self, text: str, *args: Any) -> Any:
+        """An asm text with one 32-bit integer result; Python integers among the arguments become constants."""
+        return self.asm(text, [I32], [self.const(a) if isinstance(a, int) else a for a in args])[0]
+
+    def f32(self, text: str, *args: Any) -> Any:
+        """An asm text with one float32 result."""
+        return self.asm(text, [F32], args)[0]
+
+    def const(self, value: int, kind: ir.Type = I32) -> ir.Constant:
+        return ir.Constant(kind, value)
+
+    def bits_f32(self, value: Any) -> Any:
+        return self.builder.bitcast(value, F32)
+
+    def tuple(self, values: Sequence[Any]) -> Any:
+        out = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
+        for i, v in enumerate(values):
+            out = self.builder.insert_value(out, v, i)
+        return out
+
+    def elements(self, value: Any, count: int) -> list[Any]:
+        return [self.builder.extract_value(value, i) for i in range(count)]

@@ -1,0 +1,48 @@
+"""Our formats against the installed public libraries, on fresh weights; tests/formats reads what they once computed.
+
+    /tmp/peers/bin/python -m pytest tests/peers/test_formats_live.py
+
+in an environment made as tools/record_format_goldens.py says, with pytest. A library that is not installed is a skip.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+IMPORTS = {
+    "torch": "torch",
+    "compressed-tensors": "compressed_tensors",
+    "nvidia-modelopt": "modelopt",
+    "transformers": "transformers",
+    "gguf": "gguf",
+}
+
+
+def load(path: str) -> ModuleType:
+    """A module by its path: neither tools nor tests are packages."""
+    name = f"_live_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("library", IMPORTS)
+def test_our_formats_agree_with(library: str, seed: int) -> None:
+    for module in dict.fromkeys((IMPORTS[library], *(() if library == "gguf" else ("torch",)))):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    recorder = load("tools/record_format_goldens.py")
+    agreement = load("tests/formats/test_formats_goldens.py").AGREEMENT
+    given = recorder.inputs(seed)
+    agreement[library](given, recorder.RECORDERS[library](given))
