@@ -41,6 +41,7 @@ def inputs(seed: int) -> Arrays:
     return {
         "heavy": heavy.astype(np.float32),
         "ties": nvfp4_ties(),
+        "scale_ties": nvfp4_scale_ties(rng),
         "zero": np.zeros((2, 32), np.float32),
         "tiny": np.full((1, 16), 1e-37, np.float32),
         "ragged": ragged.astype(ml_dtypes.bfloat16).astype(np.float32),
@@ -57,6 +58,17 @@ def nvfp4_ties() -> np.ndarray:
     w[1, ::16] = 6 * 1.0625, 6 * 1.1875  # block scales halfway between E4M3 codes: 1.0, 1.125, 1.25
     w[2, ::16] = 6 * 2.0**-10, 6 * 1.5 * 2.0**-9  # the same among subnormals
     return w / np.float32(1024)
+
+
+def nvfp4_scale_ties(rng: np.random.Generator) -> np.ndarray:
+    """[3, 2016]: block scales within a rounding error of each tie, under a tensor scale that is no power of two."""
+    codes = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    amax = np.float32(rng.uniform(1, 2))
+    tie = ((codes[1:] + codes[:-1]) / 2 * 6 * (amax / 2688)).astype(np.float32)
+    w = np.zeros((3, 16 * tie.size), np.float32)
+    w[:, ::16] = np.nextafter(tie, np.float32(0)), tie, np.nextafter(tie, np.float32(1e9))
+    w[:, -1] = amax
+    return w
 
 
 def float_cases(rng: np.random.Generator) -> np.ndarray:
@@ -204,7 +216,7 @@ def gguf(given: Arrays) -> Arrays:
 
 
 def nvfp4_weights(given: Arrays) -> Arrays:
-    return {name: given[name] for name in ("heavy", "ties", "zero", "tiny")}
+    return {name: given[name] for name in ("heavy", "ties", "scale_ties", "zero", "tiny")}
 
 
 def whole_tiles(w: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -47,16 +47,19 @@ def test_encode_rounds_to_nearest_even_and_saturates_at_every_edge(name: str) ->
 
 
 @pytest.mark.parametrize("name", MAGNITUDES)
+@settings(deadline=None)
 @given(x=FLOATS)
 def test_encode_rounds_random_floats_to_nearest_even(name: str, x: np.ndarray) -> None:
     np.testing.assert_array_equal(encode(name, x), nearest_even(name, x))
 
 
+@settings(deadline=None)
 @given(x=FLOATS)
 def test_e2m1_encodes_as_ml_dtypes(x: np.ndarray) -> None:
     np.testing.assert_array_equal(e2m1.encode(x), x.astype(ml_dtypes.float4_e2m1fn).view(np.uint8))
 
 
+@settings(deadline=None)
 @given(x=FLOATS)
 def test_e4m3_encodes_as_ml_dtypes_up_to_its_overflow_and_then_saturates(x: np.ndarray) -> None:
     theirs = x.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
@@ -94,6 +97,7 @@ def test_e2m1_packs_the_even_element_in_the_low_nibble() -> None:
     assert e2m1.unpack(np.array([[0x21, 0x0F]], np.uint8)).tolist() == [[1, 2, 15, 0]]
 
 
+@settings(deadline=None)
 @given(hnp.arrays(np.uint8, st.tuples(st.integers(1, 4), st.integers(1, 20)), elements=st.integers(0, 255)))
 def test_e2m1_bytes_decode_to_what_their_nibbles_stand_for(packed: np.ndarray) -> None:
     codes = e2m1.unpack(packed)

@@ -51,7 +51,7 @@ def agrees_with_torch(given: Arrays, theirs: Arrays) -> None:
 
 def agrees_with_compressed_tensors(given: Arrays, theirs: Arrays) -> None:
     fmt = get("nvfp4_ct")
-    for name in ("heavy", "ties", "zero", "tiny"):
+    for name in ("heavy", "ties", "scale_ties", "zero", "tiny"):
         stored = {field: theirs[f"{name}.{field}"] for field in ("weight", "scale", "global_scale")}
         stored["scale"] = stored["scale"].view(ml_dtypes.float8_e4m3fn)
         ours = fmt.quantize(given[name])
@@ -80,7 +80,7 @@ def agrees_with_compressed_tensors(given: Arrays, theirs: Arrays) -> None:
 
 def agrees_with_modelopt(given: Arrays, theirs: Arrays) -> None:
     fmt = get("nvfp4")
-    for name in ("heavy", "ties"):
+    for name in ("heavy", "ties", "scale_ties"):
         stored = {field: theirs[f"{name}.{field}"] for field in ("weight", "scale", "global_scale")}
         stored["scale"] = stored["scale"].view(ml_dtypes.float8_e4m3fn)
         ours = fmt.quantize(given[name])

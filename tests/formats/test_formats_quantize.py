@@ -7,7 +7,7 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atlas_lab.formats import FORMATS, Format, e2m1, e4m3, get, scan
@@ -112,6 +112,7 @@ def test_error_on_gaussian_weights_is_that_of_the_format(name: str, rel_l2: floa
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None)
 @given(exponent=st.integers(-40, 40), seed=st.integers(0, 99))
 def test_a_power_of_two_moves_into_the_top_scale(name: str, exponent: int, seed: int) -> None:
     """w·2^e has the codes and block scales of w; FP8 scales or the tensor scale take the 2^e, exactly."""
@@ -168,6 +169,7 @@ def test_a_block_far_below_the_rest_has_the_smallest_scale_or_that_of_a_zero_blo
 
 
 @pytest.mark.parametrize("name", NVFP4)
+@settings(deadline=None)
 @given(exponent=st.floats(-45, -30), seed=st.integers(0, 9))
 def test_weights_near_the_smallest_floats_give_legal_tensors(name: str, exponent: float, seed: int) -> None:
     w = (np.random.default_rng(seed).standard_normal((2, 32)) * 10.0**exponent).astype(np.float32)
@@ -220,6 +222,7 @@ def test_the_other_stored_shape_of_the_same_scales_is_read_alike(name: str, fiel
     np.testing.assert_array_equal(fmt.dequantize(other), fmt.dequantize(stored))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 0xFFFFFFFF), min_size=1, max_size=40))
 def test_bf16_rounds_as_the_upper_half_of_a_float32(patterns: list[int]) -> None:
     u = np.array(patterns, np.uint32) & 0xFFFFFFFF
