@@ -59,6 +59,9 @@ class Emitter:
     def const(self, value: int, kind: ir.Type = I32) -> ir.Constant:
         return ir.Constant(kind, value)
 
+    def zero(self) -> ir.Constant:
+        return ir.Constant(F32, 0.0)
+
     def bits_f32(self, value: Any) -> Any:
         return self.builder.bitcast(value, F32)
 
@@ -70,3 +73,20 @@ class Emitter:
 
     def elements(self, value: Any, count: int) -> list[Any]:
         return [self.builder.extract_value(value, i) for i in range(count)]
+
+    def static_shared(self, size: int, align: int) -> Any:
+        """The 32-bit shared address of a new array of `size` bytes."""
+        module = self.builder.module
+        array = ir.GlobalVariable(module, ir.ArrayType(I8, size), module.get_unique_name("shared"), addrspace=3)
+        array.linkage, array.align = "internal", align
+        array.initializer = ir.Constant(array.value_type, ir.Undefined)
+        return self.builder.ptrtoint(array, I32)
+
+    def dynamic_shared(self, align: int) -> Any:
+        """The 32-bit address of the launch's dynamic shared memory."""
+        array = self.builder.module.globals.get("dynamic_shared")
+        if array is None:
+            kind = ir.ArrayType(I8, 0)
+            array = ir.GlobalVariable(self.builder.module, kind, "dynamic_shared", addrspace=3)
+            array.linkage, array.align = "external", align
+        return self.builder.ptrtoint(array, I32)

@@ -89,8 +89,8 @@ class Kernel:
 
     @property
     def interpretable(self) -> bool:
-        """False for a function that names `numba.cuda` itself: its intrinsics have no NumPy meaning."""
-        return not references(self.function).foreign
+        """False if anything it names has no NumPy meaning: an intrinsic without one, or `numba.cuda` itself."""
+        return not references(self.function).foreign and all(op.numpy is not None for op in self.ops)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Kernel) and (self.spec, self.function) == (other.spec, other.function)
@@ -120,7 +120,7 @@ def _params(function: Callable[..., None]) -> tuple[Parameter, ...]:
     for name, p in inspect.signature(function).parameters.items():
         a = p.annotation
         if isinstance(a, str):
-            a = eval(a, {**closure.builtins, **function.__globals__, **closure.nonlocals})  # noqa: S307
+            a = eval(a, {**closure.builtins, **function.__globals__, **closure.nonlocals})
         if isinstance(a, Scalar):
             a = Parameter("", a, "scalar")
         if not isinstance(a, Parameter):

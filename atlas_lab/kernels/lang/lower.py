@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -121,8 +120,8 @@ def _type(op: Op, actual: tuple[Any, ...]) -> tuple[Any, Result, list[Any]]:
         known.append(fact)
     if len(known) != len(op.operands) or len(wanted) != len(actual):
         raise TypingError(f"{op.name}: found {len(actual)} arguments, expected {_arity(op)}")
-    result = op.result
-    if isinstance(result, Callable):  # type: ignore[arg-type]
+    result: Any = op.result
+    if op.infers:
         result = result(*(fact for fact in known if fact is not None))
     return _result_type(result)(*wanted), result, known
 
@@ -201,7 +200,7 @@ def as_intrinsic(op: Op) -> Any:
         # Numba reads the parameters of the function it is given, so it needs one with the right number of them.
         names = ", ".join(f"a{i}" for i in range(_arity(op)))
         scope: dict[str, Any] = {"resolve": resolve}
-        exec(f"def {op.name}(typingctx, {names}):\n    return resolve({names})\n", scope)  # noqa: S102
+        exec(f"def {op.name}(typingctx, {names}):\n    return resolve({names})\n", scope)
         literal = any(isinstance(s, Const) for s in op.operands)
         made = _Intrinsic(op.name, scope[op.name], prefer_literal=literal, target="cuda")
         made._register()
@@ -234,22 +233,22 @@ def as_device(function: DeviceFunction) -> Any:
     return _DEVICE[function]
 
 
-@typeof_impl.register(Op)
+@typeof_impl.register(Op)  # type: ignore[untyped-decorator]
 def _typeof_op(value: Op, c: Any) -> Any:
     return cuda_target.typing_context.resolve_value_type(as_intrinsic(value))
 
 
-@typeof_impl.register(DeviceFunction)
+@typeof_impl.register(DeviceFunction)  # type: ignore[untyped-decorator]
 def _typeof_device(value: DeviceFunction, c: Any) -> Any:
     return cuda_target.typing_context.resolve_value_type(as_device(value))
 
 
-@typeof_impl.register(lang.Scalar)
+@typeof_impl.register(lang.Scalar)  # type: ignore[untyped-decorator]
 def _typeof_scalar(value: lang.Scalar, c: Any) -> Any:
     return types.NumberClass(numba_type(value)) if value.numba else StorageType(value)
 
 
-@typeof_impl.register(CudaProxy)
+@typeof_impl.register(CudaProxy)  # type: ignore[untyped-decorator]
 def _typeof_proxy(value: CudaProxy, c: Any) -> Any:
     return types.Module(numba_cuda)
 

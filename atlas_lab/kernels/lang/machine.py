@@ -31,10 +31,10 @@ class Thread(Protocol):
 
     lane: int
     warp: int
-    threadIdx: Dim3
-    blockIdx: Dim3
-    blockDim: Dim3
-    gridDim: Dim3
+    threadIdx: Dim3  # noqa: N815
+    blockIdx: Dim3  # noqa: N815
+    blockDim: Dim3  # noqa: N815
+    gridDim: Dim3  # noqa: N815
 
     def read(self, p: Pointer, index: int, unit: Scalar, count: int, order: str = "weak") -> tuple[Any, ...]:
         """Values as Python integers (f32: numpy.float32). Checks bounds, alignment, initialisation, races."""
@@ -50,7 +50,9 @@ class Thread(Protocol):
     def yield_(self, reason: str) -> None:
         """A scheduling point without a condition (sleep): no progress by itself."""
 
-    def warp_op(self, name: str, mask: int, arg: Any, combine: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]) -> Any:
+    def warp_op(
+        self, name: str, mask: int, arg: Any, combine: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+    ) -> Any:
         """Rendezvous of the lanes in `mask` at the same intrinsic; `combine(threads, args)` runs once and
         returns one result a lane, in ascending lane order. Orders memory among the lanes. A lane that
         exited or waits elsewhere is reported."""
@@ -84,7 +86,7 @@ class Thread(Protocol):
 def current() -> Thread:
     """The simulated thread that runs now; raises RuntimeError outside the interpreter."""
     try:
-        thread: Thread = getcurrent().thread  # type: ignore[attr-defined]
+        thread: Thread = getcurrent().thread
     except AttributeError:
         raise RuntimeError("a kernel intrinsic that needs a thread was called outside the interpreter") from None
     return thread

@@ -14,7 +14,7 @@ from typing import Any
 from atlas_lab.kernels.lang.bits import BF16, M32, bf16_bits, single
 from atlas_lab.kernels.lang.machine import current
 from atlas_lab.kernels.lang.op import Dtype, Effect, Needs, Op, Operand, Ptr, PtrTo, Vec
-from atlas_lab.kernels.lang.types import Pointer, Scalar, f32, i64, u8, u16, u32
+from atlas_lab.kernels.lang.types import Pointer, Scalar, f32, u8, u16, u32
 
 IN = Ptr(("global",), ("in",))
 WRITABLE = Ptr(("global",), ("out", "inout"))
@@ -145,19 +145,13 @@ stg_bf16x2 = Op(
 
 def _acquire(p: Pointer, i: int) -> int:
     """Load at gpu scope; what the releasing thread wrote before is visible after."""
-    thread = current()
-    thread.yield_("ld.acquire")
-    value: int = thread.read(p, i, u32, 1)[0]
-    thread.fence("gpu")
+    value: int = current().read(p, i, u32, 1, "acquire")[0]
     return value
 
 
 def _release(p: Pointer, i: int, v: int) -> None:
     """Store at gpu scope, after everything this thread wrote before."""
-    thread = current()
-    thread.fence("gpu")
-    thread.write(p, i, u32, (int(v) & M32,))
-    thread.yield_("st.release")
+    current().write(p, i, u32, (int(v) & M32,), "release")
 
 
 ld_acquire_b32 = Op(

@@ -6,6 +6,7 @@ them all is the modules beside this one; `intrinsic(...)` adds one from anywhere
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +32,14 @@ class Needs:
 
     capability: tuple[int, int] = (7, 5)
     suffix: str = ""
+
+    @classmethod
+    def parse(cls, architecture: str) -> Needs:
+        """From "sm_89" or "sm_90a"; raises ValueError for another spelling."""
+        match = re.fullmatch(r"sm_(\d+)(\d)(a?)", architecture)
+        if match is None:
+            raise ValueError(f"found architecture {architecture!r}, expected a spelling such as 'sm_89' or 'sm_90a'")
+        return cls((int(match[1]), int(match[2])), match[3])
 
     def union(self, other: Needs) -> Needs:
         """What both need; raises ValueError where no architecture has both."""
@@ -125,11 +134,14 @@ class Op:
         self.tied, self.convergent, self.unit_roundoff = tied, convergent, unit_roundoff
         self.__name__ = name
         self.__doc__ = numpy.__doc__ if numpy is not None else None
-        if numpy is not None:
-            self.run = numpy
+        self.run: Callable[..., Any] = numpy or self._gpu_only
 
-    def run(self, *args: Any) -> Any:
-        """The meaning on the interpreter."""
+    @property
+    def infers(self) -> bool:
+        """Whether `result` is a function of the compile-time operands."""
+        return callable(self.result) and not isinstance(self.result, Scalar)
+
+    def _gpu_only(self, *args: Any) -> Any:
         raise RuntimeError(f"{self.name} has no NumPy meaning: it runs on a GPU only")
 
     def __call__(self, *args: Any) -> Any:

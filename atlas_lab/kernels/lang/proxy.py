@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from atlas_lab.kernels.lang.machine import Dim3, current
+from atlas_lab.kernels.lang.types import Scalar
+
+
+class Local:
+    """Arrays private to a thread. Index them with values known after unrolling: the compiler then keeps them in
+    registers; its report of `.local` memory tells when it does not."""
+
+    def array(self, shape: int, dtype: Scalar) -> list[Any]:
+        """`shape` uninitialised elements."""
+        return [None] * shape
 
 
 class CudaProxy:
     """Stands for `numba.cuda` inside kernels; only what is defined here may be used."""
+
+    local = Local()
 
     @property
     def threadIdx(self) -> Dim3:  # noqa: N802

@@ -17,7 +17,7 @@ _ATTR = {"LOAD_ATTR", "LOAD_METHOD"}
 
 
 class References(NamedTuple):
-    """`ops` in order of first use; `foreign` says that `numba.cuda` itself is named."""
+    """`ops` by name; `foreign`: something of `numba.cuda` is named that `lang.cuda` does not have."""
 
     ops: tuple[Op, ...]
     foreign: bool
