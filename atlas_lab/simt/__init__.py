@@ -1,0 +1,40 @@
+"""The interpreter: kernels, unmodified, on the CPU, one greenlet a CUDA thread, everything checked."""
+
+from atlas_lab.simt.buffer import Buffer
+from atlas_lab.simt.errors import (
+    AsyncError,
+    BarrierMismatch,
+    Deadlock,
+    DivergentCollective,
+    Misaligned,
+    MissingLane,
+    OutOfBounds,
+    PoisonRead,
+    Race,
+    ReadOnlyWrite,
+    SimtError,
+    StepLimit,
+    Uninitialised,
+)
+from atlas_lab.simt.options import Options, Stats
+from atlas_lab.simt.run import run
+
+__all__ = [
+    "AsyncError",
+    "BarrierMismatch",
+    "Buffer",
+    "Deadlock",
+    "DivergentCollective",
+    "Misaligned",
+    "MissingLane",
+    "Options",
+    "OutOfBounds",
+    "PoisonRead",
+    "Race",
+    "ReadOnlyWrite",
+    "SimtError",
+    "Stats",
+    "StepLimit",
+    "Uninitialised",
+    "run",
+]

@@ -1,0 +1,91 @@
+"""A resident block: its threads, warps, barriers, clocks and shared memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from atlas_lab.kernels.lang.types import Pointer, Scalar
+from atlas_lab.simt.barrier import Barrier
+from atlas_lab.simt.clocks import Clocks
+from atlas_lab.simt.errors import Coordinates, OutOfBounds
+from atlas_lab.simt.memory import Memory
+from atlas_lab.simt.shadow import Shadow
+from atlas_lab.simt.source import place
+from atlas_lab.simt.thread import SimThread
+from atlas_lab.simt.warp import Warp
+
+if TYPE_CHECKING:
+    from atlas_lab.simt.scheduler import Scheduler
+
+DYNAMIC_ALIGN = 1024
+
+
+class Block:
+    """One block from its start until its last thread exits."""
+
+    def __init__(self, scheduler: Scheduler, serial: int, index: Coordinates) -> None:
+        self.scheduler, self.serial, self.index = scheduler, serial, index
+        dim = scheduler.block
+        count = dim.x * dim.y * dim.z
+        self.clocks = Clocks(serial, count)
+        self.threads = [
+            SimThread(self, t, (t % dim.x, t // dim.x % dim.y, t // (dim.x * dim.y))) for t in range(count)
+        ]
+        self.warps = [Warp(self, w, self.threads[w * 32 : w * 32 + 32]) for w in range(-(-count // 32))]
+        for t in self.threads:
+            t.warp_state = self.warps[t.warp]
+        self.live = count
+        self.barriers: dict[int, Barrier] = {}
+        self.shared_used = 0
+        self._static: dict[Any, Pointer] = {}
+        self._dynamic: Memory | None = None
+
+    def _memory(self, name: str, size: int, align: int) -> Memory:
+        m = Memory(name, size, "shared", align)
+        if self.scheduler.options.checks:
+            m.shadow, m.watched = Shadow(m, poison=True), True
+        self.shared_used += size
+        return m
+
+    def static_shared(self, thread: SimThread, site: Any, dtype: Scalar, count: int, align: int) -> Pointer:
+        """The array of one place in the source; made by the first thread that comes there."""
+        key = (site if site is not None else thread.site(), dtype, count)
+        known = self._static.get(key)
+        if known is None:
+            file, line = place(thread.site())
+            memory = self._memory(f"shared memory declared at {file}:{line}", count * dtype.bytes, align)
+            known = self._static[key] = Pointer(memory, 0, dtype, "shared", "inout")
+        return known
+
+    def dynamic_shared(self, thread: SimThread, dtype: Scalar, offset: int) -> Pointer:
+        """The launch's dynamic shared memory from byte `offset`."""
+        if self._dynamic is None:
+            self._dynamic = self._memory("dynamic shared memory", self.scheduler.shared_bytes, DYNAMIC_ALIGN)
+        if not 0 <= offset <= self._dynamic.size:
+            raise thread.error(
+                OutOfBounds,
+                f"dynamic shared memory from byte {offset} of the {self._dynamic.size} bytes that the launch gives",
+                memory=self._dynamic,
+            )
+        return Pointer(self._dynamic, offset, dtype, "shared", "inout")
+
+    def leave(self, thread: SimThread) -> None:
+        """`thread` exited: barriers of the whole block no longer wait for it."""
+        self.live -= 1
+        thread.warp_state.live -= 1
+        self.scheduler.progress += 1
+        for barrier in list(self.barriers.values()):
+            if barrier.whole and self.live and barrier.complete:
+                barrier.open()
+        if not self.live:
+            self.scheduler.retire(self)
+
+    def drop(self) -> None:
+        """Let go of what only a running block needs: accesses that outlive it keep it in memory."""
+        self._static.clear()
+        self._dynamic = None
+        self.barriers.clear()
+        for t in self.threads:
+            t.greenlet = None
+
+
