@@ -9,12 +9,19 @@ import numpy as np
 
 from atlas_lab.kernels import lang
 
+
+def _measured(op: lang.Op) -> float:
+    if op.unit_roundoff is None:
+        raise ValueError(f"{op.name} has no unit roundoff")
+    return op.unit_roundoff
+
+
 # Unit roundoff of one accumulation step, per instruction. FP32 FMA rounds to nearest; tensor cores keep fewer bits
 # and truncate, so their figures are measured on the device and recorded beside the instruction.
 ACCUMULATORS: dict[str, float] = {
     "f32": 2.0**-24,
-    "mma_bf16": lang.mma_m16n8k16_bf16.unit_roundoff,
-    "mma_f16": lang.mma_m16n8k16_f16.unit_roundoff,
+    "mma_bf16": _measured(lang.mma_m16n8k16_bf16),
+    "mma_f16": _measured(lang.mma_m16n8k16_f16),
 }
 OUTPUTS: dict[str, float] = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 
@@ -81,5 +88,7 @@ class ReductionClass:
 
 def snr_db(out: np.ndarray, exact: np.ndarray) -> float:
     """10·log10(‖exact‖² / ‖out − exact‖²); infinite for equal arrays."""
-    noise = float(np.sum((out - exact) ** 2))
-    return float("inf") if noise == 0 else 10 * float(np.log10(np.sum(exact**2) / noise))
+    noise, signal = float(np.sum((out - exact) ** 2)), float(np.sum(exact**2))
+    if noise == 0 or signal == 0:
+        return float("inf") if noise == 0 else float("-inf")
+    return 10 * float(np.log10(signal / noise))

@@ -10,11 +10,12 @@ import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from atlas_lab.core.arm import Arm, is_group
 from atlas_lab.core.context import Context, Pin
 from atlas_lab.core.declare import Bind, Declaration, Derived
+from atlas_lab.core.levers import nearest
 from atlas_lab.core.projection import Projection, Site
 from atlas_lab.core.route import Assignment, Considered, Route, RouteError
 from atlas_lab.core.rows import PHASES, Rows, pieces
@@ -41,7 +42,7 @@ class Entry:
 Catalog = Sequence[Entry]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Candidate:
     """One arm against one subject: a projection, or the part of the site its group pattern names."""
 
@@ -55,6 +56,18 @@ class _Candidate:
     def arm(self) -> Arm:
         return self.entry.arm
 
+    @property
+    def serves_alone(self) -> bool:
+        return self.verdict.ok and len(self.roles) == 1
+
+
+class _Offer(NamedTuple):
+    """A candidate for a projection: its place in the order (-1 for a pin), and what put it there."""
+
+    rank: int
+    origin: str
+    candidate: _Candidate
+
 
 def resolve(site: Site, context: Context, catalog: Catalog) -> Route:
     """The route of `site`.
@@ -64,14 +77,7 @@ def resolve(site: Site, context: Context, catalog: Catalog) -> Route:
     arm of every member. Raises RouteError for a pin to an unknown or ineligible arm, a pin that serves no M, two
     equally specific pins, an arm whose predicate raised and that something names, or an M that no arm serves.
     """
-    names = {e.arm.name for e in catalog}
-    for pin in context.preferences.pins:
-        if pin.arm not in names:
-            raise RouteError(f"{pin}: unknown arm {pin.arm!r}, expected one of {', '.join(sorted(names))}")
-    for order in context.preferences.orders:
-        for name in order.arms:
-            if name not in names:
-                raise RouteError(f"{order.origin}: unknown arm {name!r}, expected one of {', '.join(sorted(names))}")
+    _known(context, sorted(e.arm.name for e in catalog))
     candidates = [c for e in catalog for c in _consider(e, site, context)]
     pins = {p.role: _pins(p, context, candidates) for p in site.projections}
     cuts = [c.arm.rows for c in candidates] + [p.rows for p in context.preferences.pins if p.rows is not None]
@@ -83,7 +89,16 @@ def resolve(site: Site, context: Context, catalog: Catalog) -> Route:
         Considered(c.arm.name, c.roles, c.verdict, c.arm.rows, *_rank(c, c.arm.rows, context, catalog))
         for c in candidates
     )
-    return Route(site, _merge(assignments), considered, _stamp(context))
+    return Route(site, _merge(site, assignments), considered, _stamp(context))
+
+
+def _known(context: Context, names: list[str]) -> None:
+    named = [(str(pin), pin.arm) for pin in context.preferences.pins]
+    named += [(order.origin, name) for order in context.preferences.orders for name in order.arms]
+    for where, name in named:
+        if name not in names:
+            known = ", ".join(names)
+            raise RouteError(f"{where}: unknown arm {name!r}, expected one of {known}{nearest(name, names)}")
 
 
 def _stamp(context: Context) -> str:
@@ -93,9 +108,9 @@ def _stamp(context: Context) -> str:
 def _subjects(arm: Arm, site: Site) -> Iterable[tuple[Projection | Site, tuple[str, ...]]]:
     for pattern in arm.roles:
         if is_group(pattern):
-            parts = pattern.split("+")
-            members = tuple(p for part in parts for p in site.projections if fnmatchcase(p.role, part))
-            if len(members) == len(parts):
+            matches = [[p for p in site.projections if fnmatchcase(p.role, part)] for part in pattern.split("+")]
+            members = tuple(m[0] for m in matches if len(m) == 1)
+            if len(set(members)) == len(matches):
                 yield Site(members), tuple(p.role for p in members)
     for p in site.projections:
         if any(not is_group(pattern) and fnmatchcase(p.role, pattern) for pattern in arm.roles):
@@ -121,15 +136,24 @@ def _error(arm: Arm, what: str, e: Exception) -> Verdict:
     return no("error", f"{what} of arm {arm.name} raised {type(e).__name__}: {e} ({frame.filename}:{frame.lineno})")
 
 
+def _nonsense(arm: Arm, what: str, made: Any, allowed: str) -> Verdict:
+    found = f"{type(made).__name__} {made!r}"
+    return no("error", f"{what} of arm {arm.name} returned the wrong kind of value", found=found, allowed=allowed)
+
+
 def _verdict(arm: Arm, subject: Projection | Site, context: Context) -> Verdict:
     target = context.target
     for kernel in arm.kernels:
-        if not target.meets(kernel.needs):
+        try:
+            needs = kernel.needs
+        except Exception as e:
+            return _error(arm, f"kernel {kernel.spec.family}", e)
+        if not target.meets(needs):
             return no(
                 "needs",
-                f"kernel {kernel.spec.family} needs {kernel.needs}",
+                f"kernel {kernel.spec.family} needs {needs}",
                 found=f"{target.name} (compute capability {target.capability[0]}.{target.capability[1]})",
-                allowed=str(kernel.needs),
+                allowed=str(needs),
             )
     members = subject.projections if isinstance(subject, Site) else (subject,)
     for p in members:
@@ -139,25 +163,23 @@ def _verdict(arm: Arm, subject: Projection | Site, context: Context) -> Verdict:
         verdict = arm.eligible(subject, context)
     except Exception as e:  # an arm's predicate is foreign code: its failure is a verdict
         return _error(arm, "eligible", e)
-    if not isinstance(verdict, Verdict):
-        return no(
-            "error",
-            f"eligible of arm {arm.name} returned {verdict!r}",
-            found=type(verdict).__name__,
-            allowed="a Verdict",
-        )
-    return verdict
+    return verdict if isinstance(verdict, Verdict) else _nonsense(arm, "eligible", verdict, "yes() or no(...)")
 
 
 def _finalize(arm: Arm, subject: Projection | Site, context: Context) -> tuple[Verdict, tuple[Declaration, ...]]:
     try:
-        declarations = tuple(arm.finalize(subject, context))
+        made = arm.finalize(subject, context)
+        declarations = tuple(made) if isinstance(made, Iterable) else None
     except Exception as e:
         return _error(arm, "finalize", e), ()
-    for d in declarations:
-        if not isinstance(d, Bind | Derived):
-            found = type(d).__name__
-            return no("error", f"finalize of arm {arm.name} returned {d!r}", found=found, allowed="Bind or Derived"), ()
+    if declarations is None:
+        return _nonsense(arm, "finalize", made, "a list of Bind and Derived"), ()
+    keys = [d.key for d in declarations if isinstance(d, Bind | Derived)]
+    if len(keys) < len(declarations):
+        wrong = next(d for d in declarations if not isinstance(d, Bind | Derived))
+        return _nonsense(arm, "finalize", wrong, "Bind or Derived"), ()
+    if len(set(keys)) < len(keys):
+        return no("error", f"finalize of arm {arm.name} declares a key twice", found=keys, allowed="unique keys"), ()
     return Verdict(True), declarations
 
 
@@ -167,14 +189,17 @@ def _pins(p: Projection, context: Context, candidates: list[_Candidate]) -> list
     for pin in sorted(context.preferences.pins, key=lambda x: x.specificity, reverse=True):
         if not pin.matches(p.layer, p.role):
             continue
-        mine = [c for c in candidates if c.arm.name == pin.arm and p.role in c.roles]
-        chosen = next((c for c in mine if c.verdict), mine[0])
-        if not chosen.verdict:
-            raise RouteError(f"{p.label}: pinned to {pin.arm}, which is not eligible: {chosen.verdict}")
+        named = [c for c in candidates if c.arm.name == pin.arm]
+        mine = [c for c in named if p.role in c.roles]
+        chosen = next((c for c in mine if c.verdict), (mine or named)[0])
+        if not mine or not chosen.verdict:
+            why = chosen.verdict if mine else f"serves {', '.join(chosen.arm.roles)}"
+            raise RouteError(f"{p.label}: {pin}, which is not eligible: {why}")
         served = [r for r in context.rows if _covers(pin, chosen.arm).intersect(r)]
         if not served or (pin.rows and not pin.rows.intersect(chosen.arm.rows)):
             wanted = ", ".join(map(str, context.rows))
-            raise RouteError(f"{p.label}: pinned to {pin.arm}, which serves M {chosen.arm.rows}, none of M {wanted}")
+            asked = f" and is pinned for M {pin.rows}" if pin.rows else ""
+            raise RouteError(f"{p.label}: {pin}, which serves M {chosen.arm.rows}{asked}, none of M {wanted}")
         out.append((pin, chosen))
     return out
 
@@ -183,7 +208,7 @@ def _covers(pin: Pin, arm: Arm) -> Rows:
     return (pin.rows and pin.rows.intersect(arm.rows)) or arm.rows
 
 
-def _pinned(p: Projection, piece: Rows, pins: list[tuple[Pin, _Candidate]]) -> tuple[_Candidate, str] | None:
+def _pinned(p: Projection, piece: Rows, pins: list[tuple[Pin, _Candidate]]) -> _Offer | None:
     hits = [(pin, c) for pin, c in pins if _covers(pin, c.arm).intersect(piece)]
     if not hits:
         return None
@@ -191,7 +216,7 @@ def _pinned(p: Projection, piece: Rows, pins: list[tuple[Pin, _Candidate]]) -> t
     if len({pin.arm for pin, _ in best}) > 1:
         a, b = best[0][0], best[1][0]
         raise RouteError(f"{p.label}: two equally specific pins for M {piece}, {a} and {b}")
-    return hits[0][1], str(hits[0][0])
+    return _Offer(-1, str(hits[0][0]), hits[0][1])
 
 
 def _order(role: str, piece: Rows, context: Context, catalog: Iterable[Entry]) -> list[tuple[str, str]]:
@@ -222,52 +247,67 @@ def _assign(
     pins: dict[str, list[tuple[Pin, _Candidate]]],
 ) -> list[Assignment]:
     entries = list(dict.fromkeys(c.entry for c in candidates))
-    best: dict[str, tuple[int, _Candidate, str]] = {}
-    groups: list[tuple[int, _Candidate, str]] = []
+    offers = {p.role: _offers(p, piece, context, candidates, entries) for p in site.projections}
+    chosen = _held(site, piece, pins)
+    for group in _groups(site, offers):
+        if not any(role in chosen for role in group.candidate.roles):
+            chosen.update(dict.fromkeys(group.candidate.roles, group))
     for p in site.projections:
-        held = _pinned(p, piece, pins[p.role])
-        if held is not None:
-            best[p.role] = (-1, *held)
-            continue
-        for rank, (name, origin) in enumerate(_order(p.role, piece, context, entries)):
-            mine = [c for c in candidates if c.arm.name == name and p.role in c.roles and c.arm.rows.intersect(piece)]
-            for c in mine:
-                if c.verdict.code == "error" and origin != BUILT_IN:
-                    sentence = f"names arm {name}, whose predicate failed: {c.verdict.sentence}"
-                    raise RouteError(f"{p.label}: {origin} {sentence}")
-                if c.verdict and len(c.roles) > 1:
-                    groups.append((rank, c, origin))
-                elif c.verdict and p.role not in best:
-                    best[p.role] = (rank, c, origin)
-    _spread_pinned_groups(site, best)
-    taken: dict[str, tuple[int, _Candidate, str]] = {}
-    for rank, c, origin in sorted(groups, key=lambda g: g[0]):
-        if all(r not in taken and (r not in best or rank < best[r][0]) for r in c.roles):
-            taken.update(dict.fromkeys(c.roles, (rank, c, origin)))
-    chosen = {**best, **taken}
-    for p in site.projections:
-        if p.role not in chosen:
+        best = chosen.get(p.role) or next((o for o in offers[p.role] if o.candidate.serves_alone), None)
+        if best is None:
             raise RouteError(_gap(p, piece, candidates))
-    out: dict[tuple[str, tuple[str, ...]], Assignment] = {}
+        chosen[p.role] = best
+    picked: dict[_Candidate, str] = {}
+    for role in site.roles:
+        picked.setdefault(chosen[role].candidate, chosen[role].origin)
+    return [Assignment(piece, c.roles, c.arm.name, c.arm.version, why, c.declarations) for c, why in picked.items()]
+
+
+def _offers(
+    p: Projection, piece: Rows, context: Context, candidates: list[_Candidate], entries: list[Entry]
+) -> list[_Offer]:
+    """What the orders offer a projection for these rows, best first; eligible or not."""
+    out = []
+    for rank, (name, origin) in enumerate(_order(p.role, piece, context, entries)):
+        for c in candidates:
+            if c.arm.name == name and p.role in c.roles and c.arm.rows.intersect(piece):
+                if c.verdict.code == "error" and origin != BUILT_IN:
+                    raise RouteError(f"{p.label}: {origin} names arm {name}, which failed: {c.verdict.sentence}")
+                out.append(_Offer(rank, origin, c))
+    return out
+
+
+def _groups(site: Site, offers: dict[str, list[_Offer]]) -> list[_Offer]:
+    """Groups that stand, in the order of every member, no lower than what would serve that member alone."""
+    out = []
+    for role in site.roles:
+        for offer in offers[role]:
+            c = offer.candidate
+            if c.verdict and len(c.roles) > 1 and c.roles[0] == role:
+                firsts = (_first(offers[r], c) for r in c.roles)
+                if all(o is not None and o.candidate.arm is c.arm for o in firsts):
+                    out.append(offer)
+    return sorted(out, key=lambda o: o.rank)
+
+
+def _first(offers: list[_Offer], group: _Candidate) -> _Offer | None:
+    return next((o for o in offers if o.candidate is group or o.candidate.serves_alone), None)
+
+
+def _held(site: Site, piece: Rows, pins: dict[str, list[tuple[Pin, _Candidate]]]) -> dict[str, _Offer]:
+    """What pins decide. A pin of one member to a group's arm pins the others; a member pinned elsewhere contradicts."""
+    held = {}
     for p in site.projections:
-        _, c, origin = chosen[p.role]
-        if p.role not in c.roles[:1] and (c.arm.name, c.roles) in out:
-            continue
-        out[c.arm.name, c.roles] = Assignment(piece, c.roles, c.arm.name, c.arm.version, origin, c.declarations)
-    return list(out.values())
-
-
-def _spread_pinned_groups(site: Site, best: dict[str, tuple[int, _Candidate, str]]) -> None:
-    """A pin of one member to a group's arm pins the others; a member pinned elsewhere contradicts it."""
-    for role, (rank, c, origin) in list(best.items()):
-        if rank != -1:
-            continue
-        for other in c.roles:
-            held = best.get(other)
-            if held and held[0] == -1 and held[1] is not c:
+        offer = _pinned(p, piece, pins[p.role])
+        if offer is not None:
+            held[p.role] = offer
+    for role, offer in list(held.items()):
+        for other in offer.candidate.roles:
+            theirs = held.setdefault(other, offer)
+            if theirs.candidate is not offer.candidate:
                 label = f"layers.{site.layer}.{other}"
-                raise RouteError(f"{label}: {held[2]} contradicts {origin}, whose arm serves {role} too")
-            best[other] = (rank, c, origin)
+                raise RouteError(f"{label}: {theirs.origin} contradicts {offer.origin}, whose arm serves {role} too")
+    return held
 
 
 def _gap(p: Projection, piece: Rows, candidates: list[_Candidate]) -> str:
@@ -279,8 +319,8 @@ def _gap(p: Projection, piece: Rows, candidates: list[_Candidate]) -> str:
     return f"{p.label}: no arm serves M {piece} of its {p.weight.format} weight ({said})"
 
 
-def _merge(assignments: list[Assignment]) -> tuple[Assignment, ...]:
-    """Neighbouring ranges with the same answer become one."""
+def _merge(site: Site, assignments: list[Assignment]) -> tuple[Assignment, ...]:
+    """Neighbouring ranges with the same answer become one; in the order of the site's roles, then of rows."""
     out: list[Assignment] = []
     for a in sorted(assignments, key=lambda a: (a.roles, a.rows)):
         last = out[-1] if out else None
@@ -290,8 +330,7 @@ def _merge(assignments: list[Assignment]) -> tuple[Assignment, ...]:
             out[-1] = Assignment(rows, a.roles, a.arm, a.version, a.origin, a.declarations)
         else:
             out.append(a)
-    order = {a.roles: i for i, a in reversed(list(enumerate(assignments)))}
-    return tuple(sorted(out, key=lambda a: (order[a.roles], a.rows)))
+    return tuple(sorted(out, key=lambda a: (min(map(site.roles.index, a.roles)), a.rows)))
 
 
 __all__ = ["BUILT_IN", "PHASES", "Catalog", "Entry", "resolve"]

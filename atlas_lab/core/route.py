@@ -101,5 +101,10 @@ class Route:
 
 
 def _declaration(d: Declaration) -> dict[str, Any]:
-    kind = "bind" if isinstance(d, Bind) else "derived"
-    return {"kind": kind, "key": d.key, "tensors": {f: str(t) for f, t in d.tensors.items()}}
+    kind, weights = ("bind", (d.source,)) if isinstance(d, Bind) else ("derived", d.weights)
+    return {
+        "kind": kind,
+        "key": d.key,
+        "formats": [w.format for w in weights],
+        "tensors": {f: str(t) for f, t in d.tensors.items()},
+    }

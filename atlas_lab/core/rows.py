@@ -45,11 +45,13 @@ PHASES: dict[str, Rows] = {"decode": rows(1), "few": rows(2, 16), "prefill": row
 
 
 def pieces(served: tuple[Rows, ...], cuts: tuple[Rows, ...]) -> tuple[Rows, ...]:
-    """`served` split wherever a range of `cuts` begins or ends, ascending."""
+    """The union of `served`, split wherever a range of `cuts` begins or ends, ascending and without overlaps."""
     starts = sorted({c.first for c in cuts} | {c.last + 1 for c in cuts})
     out: list[Rows] = []
     for r in sorted(served):
-        first = r.first
+        first = max(r.first, out[-1].last + 1) if out else r.first
+        if first > r.last:
+            continue
         for s in starts:
             if first < s <= r.last:
                 out.append(Rows(first, s - 1))
