@@ -1,0 +1,116 @@
+"""A checkpoint as the lab sees it: its model's dimensions, its projections, and what nothing reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atlas_lab.checkpoint.json_object import CheckpointError, brief
+from atlas_lab.checkpoint.qwen35 import QWEN35
+from atlas_lab.checkpoint.recognise import check_values
+from atlas_lab.checkpoint.store import CONFIG, Store
+from atlas_lab.core.context import ModelDims
+from atlas_lab.core.projection import Projection, Site
+from atlas_lab.core.tensor import Tensor
+
+BUILT_IN: Mapping[str, Any] = {QWEN35.family: QWEN35}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`sites` are all of the model's; `unread` the tensors that belong to no projection. No value has been read."""
+
+    store: Store
+    family: str
+    dims: ModelDims
+    sites: tuple[Site, ...]
+    unread: tuple[Tensor, ...]
+    model: Any
+
+    @property
+    def path(self) -> Path:
+        return self.store.path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.store.config
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return tuple(p for s in self.sites for p in s.projections)
+
+
+@dataclass(frozen=True)
+class Described:
+    """One tensor of a checkpoint. `used_by` is `layers.0.ffn.gate`, with the weight's `format`, `geometry` and the
+    `field` the tensor is of it; all empty for one that no projection reads, whose `note` says what it is."""
+
+    tensor: Tensor
+    used_by: str = ""
+    field: str = ""
+    format: str = ""
+    geometry: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What `show` found: rows in the files' order of names, and one sentence a fault among the values (None where
+    they were not read)."""
+
+    checkpoint: Checkpoint
+    rows: tuple[Described, ...]
+    faults: tuple[str, ...] | None = None
+
+
+def open_checkpoint(path: str | os.PathLike[str], models: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Read a checkpoint's headers and config.json. `models` are families by name (a registry's); raises
+    CheckpointError."""
+    store = Store.open(path)
+    known = BUILT_IN if models is None else models
+    if not store.config:
+        raise CheckpointError(f"{store.path}: {CONFIG}: missing, expected a model's beside its tensors")
+    model = next((m for m in known.values() if m.matches(store.config)), None)
+    if model is None:
+        found = brief(store.config.get("model_type"))
+        families = ", ".join(known)
+        raise CheckpointError(f"{store.path}: {CONFIG}: model_type: found {found}, expected a family of {families}")
+    try:
+        dims = model.dims(store.config)
+        sites = tuple(model.sites(store.config, store.tensors))
+    except CheckpointError as e:
+        raise CheckpointError(f"{store.path}: {e}") from None
+    read = {t.name for s in sites for p in s.projections for t in p.weight.tensors.values()}
+    unread = tuple(t for name, t in store.tensors.items() if name not in read)
+    return Checkpoint(store, model.family, dims, sites, unread, model)
+
+
+def describe(checkpoint: Checkpoint) -> list[Described]:
+    """A row for every tensor, projections first, layer by layer."""
+    rows = [
+        Described(t, p.label, field, p.weight.format, str(p.weight.geometry))
+        for p in checkpoint.projections
+        for field, t in p.weight.fields
+    ]
+    return rows + [Described(t, note=checkpoint.model.meaning(t.name)) for t in checkpoint.unread]
+
+
+def show(path: str | os.PathLike[str], verify: bool = False, models: Mapping[str, Any] | None = None) -> Shown:
+    """What a checkpoint holds; with `verify` the values of all its projections' weights are read and checked.
+
+    Raises CheckpointError for a checkpoint that cannot be opened; faults among the values are listed.
+    """
+    checkpoint = open_checkpoint(path, models)
+    rows = tuple(describe(checkpoint))
+    if not verify:
+        return Shown(checkpoint, rows)
+    faults = []
+    for p in checkpoint.projections:
+        try:
+            check_values(checkpoint.store, p.weight, p.label)
+        except CheckpointError as e:
+            faults.append(str(e))
+    return Shown(checkpoint, rows, tuple(faults))

@@ -1,0 +1,145 @@
+"""What a stored weight is, from its tensors alone: names, dtypes and shapes. Whatever is ambiguous is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atlas_lab.checkpoint.json_object import CheckpointError
+from atlas_lab.checkpoint.naming import SUFFIXES
+from atlas_lab.checkpoint.store import Store
+from atlas_lab.core.projection import WeightSource
+from atlas_lab.core.tensor import Tensor
+from atlas_lab.formats import FormatError, get
+
+Tensors = Mapping[str, Tensor]
+
+# Tensors of weights and their companions, in every convention that is known; those that no supported one has make a
+# weight something else (integer codes, zero points, permutations, a scale of its input).
+_KNOWN = tuple(dict.fromkeys(s for fields in SUFFIXES.values() for suffixes in fields.values() for s in suffixes))
+_FOREIGN = (
+    "weight_zero_point",
+    "weight_shape",
+    "weight_g_idx",
+    "weight_blocks",
+    "weight_scales",
+    "pre_quant_scale",
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+)
+
+
+def recognise(tensors: Tensors, module: str) -> WeightSource | None:
+    """The weight of `module` (`model.layers.0.mlp.gate_proj`), or None where the checkpoint has none.
+
+    Raises CheckpointError, naming tensor, found and expected, for a weight in no supported convention.
+    """
+    held = {s: tensors[f"{module}.{s}"] for s in (*_KNOWN, *_FOREIGN) if f"{module}.{s}" in tensors}
+    if not held:
+        return None
+    weights = [s for s in ("weight", "weight_packed") if s in held]
+    if len(weights) != 1:
+        wanted = f"{module}.weight or {module}.weight_packed"
+        found = ", ".join(held)
+        raise CheckpointError(f"{module}: found {found}, expected {'one of ' if weights else ''}{wanted}")
+    weight = held[weights[0]]
+    family = _family(weight, held, packed=weights[0] == "weight_packed")
+    fields = _fields(module, family, held)
+    name = _fp8(weight, fields["scale"]) if family == "fp8" else family
+    form = get(name)
+    n, k = _shape(weight, name)
+    if family != "fp8":  # whose scale's shape chose the format
+        _agree(form.tensors(n, k), fields, weight)
+    return WeightSource(form.name, form.family, form.geometry, tuple(fields.items()))
+
+
+def check_values(store: Store, weight: WeightSource, label: str) -> None:
+    """Read a weight and check its values; raises CheckpointError, naming the tensor, for a NaN code or a scale that
+    is not finite and positive. `label` says what the weight is for: `layers.0.ffn.gate`."""
+    arrays = {field: store.read(t.name) for field, t in weight.fields}
+    try:
+        get(weight.format).check(arrays, label)
+    except FormatError as e:
+        subject, _, sentence = str(e).partition(": ")
+        named = weight.tensors.get(subject.removeprefix(f"{label}."))
+        raise CheckpointError(f"{store.path}: {label}: {named.name if named else subject}: {sentence}") from None
+
+
+def _family(weight: Tensor, held: Tensors, *, packed: bool) -> str:
+    """Key into SUFFIXES by the dtype of the codes."""
+    if packed:
+        if weight.dtype != "u8":
+            kind = " (integer codes, pack-quantized)" if weight.dtype == "i32" else ""
+            raise CheckpointError(f"{weight.name}: found dtype {weight.dtype}{kind}, expected u8 (NVFP4 codes)")
+        return "nvfp4_ct"
+    families = {"bf16": "bf16", "e4m3": "fp8", "u8": "nvfp4"}
+    if weight.dtype not in families:
+        raise CheckpointError(f"{weight.name}: found dtype {weight.dtype}, expected one of {', '.join(families)}")
+    return families[weight.dtype]
+
+
+def _fields(module: str, family: str, held: Tensors) -> dict[str, Tensor]:
+    """The tensors of a weight by field; raises CheckpointError where one is missing, doubled or has no place."""
+    title = {"bf16": "BF16", "fp8": "FP8", "nvfp4": "ModelOpt NVFP4", "nvfp4_ct": "compressed-tensors NVFP4"}[family]
+    fields = {}
+    for field, suffixes in SUFFIXES[family].items():
+        found = [s for s in suffixes if s in held]
+        names = " or ".join(f"{module}.{s}" for s in suffixes)
+        if not found:
+            raise CheckpointError(f"{names}: missing, found {_names(module, held)}, expected it in a {title} weight")
+        if len(found) > 1:
+            raise CheckpointError(f"{module}: found {' and '.join(found)}, expected one of them in a {title} weight")
+        fields[field] = held[found[0]]
+    for suffix in held:
+        if held[suffix] not in fields.values():
+            expected = ", ".join(t.name.removeprefix(f"{module}.") for t in fields.values())
+            raise CheckpointError(f"{module}.{suffix}: found beside a {title} weight, expected only {expected}")
+    return fields
+
+
+def _names(module: str, held: Tensors) -> str:
+    return ", ".join(f"{t.dtype} {suffix}" for suffix, t in held.items())
+
+
+def _shape(weight: Tensor, form: str) -> tuple[int, int]:
+    """N and K of a weight from its codes."""
+    if len(weight.shape) != 2 or 0 in weight.shape:
+        raise CheckpointError(f"{weight.name}: found shape {list(weight.shape)}, expected two dimensions of 1 or more")
+    n, width = weight.shape
+    k = width * 2 if weight.dtype == "u8" else width
+    try:
+        get(form).tensors(n, k)
+    except FormatError as e:
+        raise CheckpointError(f"{weight.name}: {e}") from None
+    return n, k
+
+
+def _fp8(weight: Tensor, scale: Tensor) -> str:
+    """Which FP8 format, by the shape of its scale. A tile grid of one row or column of tiles can only be confused
+    with a row scale where N is 1 and K at most 128, and there both mean the same."""
+    n, k = _shape(weight, "fp8")
+    if scale.dtype not in ("f32", "bf16"):
+        raise CheckpointError(f"{scale.name}: found dtype {scale.dtype}, expected f32 or bf16")
+    grid = get("fp8").tensors(n, k)["scale"].shape
+    by_shape = {(n, 1): "fp8_row", (n,): "fp8_row", grid: "fp8", (): "fp8_tensor", (1,): "fp8_tensor"}
+    if scale.shape not in by_shape:
+        raise CheckpointError(
+            f"{scale.name}: found shape {list(scale.shape)}, expected {list(grid)} (128x128 tiles), [{n}, 1] or [{n}] "
+            f"(rows), [] or [1] (tensor) for a weight [{n}, {k}]"
+        )
+    return by_shape[scale.shape]
+
+
+def _agree(specs: Mapping[str, tuple[str, tuple[int, ...]]], fields: Tensors, weight: Tensor) -> None:
+    """Raise CheckpointError for a companion whose dtype or shape the codes do not imply."""
+    for field, (dtype, shape) in specs.items():
+        t = fields[field]
+        shapes = ((), (1,)) if field == "global_scale" else (shape,)
+        if t.dtype != dtype or t.shape not in shapes:
+            kind = " (MXFP4 has such)" if field == "scale" and t.dtype == "u8" else ""
+            wanted = " or ".join(f"{dtype}{list(s)}" for s in shapes)
+            raise CheckpointError(
+                f"{t.name}: found {t.dtype}{list(t.shape)}{kind}, expected {wanted} for the "
+                f"{weight.dtype}{list(weight.shape)} codes of {weight.name}"
+            )
