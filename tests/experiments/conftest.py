@@ -1,0 +1,21 @@
+"""A registry with the toy arms beside the built-in ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atlas_lab.core.registry import Registry, load_registry
+from atlas_lab.core.target import shipped_targets
+from atlas_lab.formats import FORMATS
+
+TOYS = Path(__file__).parent / "toy_arms.py"
+
+
+@pytest.fixture(scope="session")
+def registry() -> Registry:
+    made = load_registry([str(TOYS)])
+    made.targets = {**{t.name: t for t in shipped_targets()}, **made.targets}
+    made.formats = {**FORMATS, **made.formats}
+    return made
