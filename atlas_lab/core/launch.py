@@ -9,7 +9,8 @@ from typing import Any
 
 from atlas_lab.core.call import Operand
 from atlas_lab.core.tensor import Tensor, TensorMap
-from atlas_lab.kernels.lang import Kernel
+from atlas_lab.kernels.lang import Kernel, Scalar
+from atlas_lab.kernels.lang.types import FloatScalar
 
 Dims = int | tuple[int, ...]
 Argument = Tensor | TensorMap | int | float
@@ -20,9 +21,19 @@ class LaunchError(ValueError):
 
 
 def dims(value: Dims) -> tuple[int, int, int]:
-    """One to three extents as three."""
-    x, y, z = (*((value,) if isinstance(value, int) else value), 1, 1)[:3]
+    """One to three extents as three; raises LaunchError for more."""
+    given = (value,) if isinstance(value, int) else value
+    if len(given) > 3:
+        raise LaunchError(f"found {len(given)} extents, expected one to three")
+    x, y, z = (*given, 1, 1)[:3]
     return x, y, z
+
+
+def _fits(value: int | float, dtype: Scalar) -> bool:
+    if isinstance(dtype, FloatScalar):
+        return True
+    low = -(1 << dtype.bits - 1) if dtype.signed else 0
+    return isinstance(value, int) and low <= value < low + (1 << dtype.bits)
 
 
 @dataclass(frozen=True)
@@ -48,10 +59,12 @@ class Launch:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", tuple(a.data if isinstance(a, Operand) else a for a in self.args))
-        object.__setattr__(self, "grid", dims(self.grid))
-        object.__setattr__(self, "block", dims(self.block))
-        object.__setattr__(self, "cluster", dims(self.cluster))
         name = self.kernel.entry
+        try:
+            for extents in ("grid", "block", "cluster"):
+                object.__setattr__(self, extents, dims(getattr(self, extents)))
+        except LaunchError as e:
+            raise LaunchError(f"launch of {name}: {e}") from None
         params = self.kernel.params
         if len(self.args) != len(params):
             raise LaunchError(f"launch of {name}: found {len(self.args)} arguments, expected {len(params)}")
@@ -62,8 +75,12 @@ class Launch:
                     raise LaunchError(f"launch of {name}: argument {p.name!r} is {found}, expected {p.dtype}")
             elif not isinstance(a, int | float):
                 raise LaunchError(f"launch of {name}: argument {p.name!r} is {a}, expected a number")
+            elif not _fits(a, p.dtype):
+                raise LaunchError(f"launch of {name}: argument {p.name!r} is {a}, expected {p.dtype}")
         if min(*dims(self.grid), *dims(self.block)) < 1:
             raise LaunchError(f"launch of {name}: found grid {self.grid}, block {self.block}, expected 1 or more")
+        if self.shared < 0:
+            raise LaunchError(f"launch of {name}: found {self.shared} bytes of shared memory, expected 0 or more")
         bounds = self.kernel.launch_bounds
         most = bounds[0] if isinstance(bounds, tuple) else bounds
         if most is not None and self.threads > most:

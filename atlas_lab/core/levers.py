@@ -67,6 +67,13 @@ def parse(name: str, value: Any) -> Any:
     raise LeverError(f"lever {name}: kind {kind.__name__} has no spelling")  # pragma: no cover
 
 
+def _variable(variable: str, value: str) -> Any:
+    try:
+        return parse(variable.removeprefix(PREFIX).lower(), value)
+    except LeverError as e:
+        raise LeverError(f"{variable}: {e}") from None
+
+
 def resolve_levers(
     *,
     target: Mapping[str, Any] | None = None,
@@ -80,7 +87,7 @@ def resolve_levers(
     `environment` is scanned for `ATLAS_LAB_<NAME>`; an unknown name under that prefix is an error.
     """
     found = {
-        k.removeprefix(PREFIX).lower(): v
+        k.removeprefix(PREFIX).lower(): _variable(k, v)
         for k, v in (environment or {}).items()
         if k.startswith(PREFIX) and k not in NOT_LEVERS
     }

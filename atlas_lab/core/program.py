@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call, Epilogue, Operand, weights_of
 from atlas_lab.core.context import Context
-from atlas_lab.core.launch import Program
+from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.route import Assignment
 from atlas_lab.core.tensor import Tensor
@@ -39,11 +43,23 @@ def projection_call(
     )
 
 
+def _launches(arm: Arm, call: Call) -> tuple[Launch, ...]:
+    made: Any = arm.lower(call)
+    launches = tuple(made) if isinstance(made, Iterable) else (made,)
+    for x in launches:
+        if not isinstance(x, Launch):
+            raise PlanError(f"{call.y.data.name}: lower of arm {arm.name} returned {made!r}, expected a list of Launch")
+        if x.kernel not in arm.kernels:
+            label = f"{call.y.data.name}: arm {arm.name}"
+            raise PlanError(f"{label} launches {x.kernel.spec}, which its `kernels` do not list")
+    return launches
+
+
 def program_of(arm: Arm, call: Call) -> Program:
     """The program of one call.
 
     Raises PlanError where the arm serves other row counts, reads activations in another format than the call's,
-    or does not fuse a part of the epilogue that is asked for.
+    does not fuse a part of the epilogue that is asked for, or lowers to something else than launches of its kernels.
     """
     if call.m not in arm.rows:
         raise PlanError(f"{call.x.data.name}: arm {arm.name} serves M {arm.rows}, found M={call.m}")
@@ -53,12 +69,11 @@ def program_of(arm: Arm, call: Call) -> Program:
         if part not in arm.epilogues:
             raise PlanError(f"{call.y.data.name}: arm {arm.name} does not fuse {part}, expected {list(arm.epilogues)}")
     scratch = {name: t.named(f"{call.y.data.name}/{name}") for name, t in arm.scratch(call).items()}
-    if scratch:
-        call = Call(**{**vars(call), "scratch": scratch})
+    call = replace(call, scratch=scratch)
     weights = {t.name: t for fields in call.weights.values() for t in fields.values()}
     return Program(
         name=f"{call.y.data.name.removesuffix('/y')} M={call.m} {arm.name}",
-        launches=tuple(arm.lower(call)),
+        launches=_launches(arm, call),
         inputs=(call.x.data, *(t for _, t in call.x.scales)),
         outputs=(call.y.data,),
         persistent=tuple(weights.values()),

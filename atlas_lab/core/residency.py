@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Bind, Derived
 from atlas_lab.core.projection import WeightSource
-from atlas_lab.core.route import Route
+from atlas_lab.core.route import Route, RouteError
 from atlas_lab.core.tensor import Tensor, round_up
 from atlas_lab.formats.dtypes import dtype
 
@@ -154,13 +154,29 @@ class _Planner:
         self.steps.append(Build(d, owner))
 
 
+def _agree(routes: Sequence[Route]) -> None:
+    known: dict[str, tuple[object, Tensor, str]] = {}
+    for r in routes:
+        for a in r.assignments:
+            for d in (d for d in a.declarations if isinstance(d, Derived)):
+                for t in d.tensors.values():
+                    identity, tensor, arm = known.setdefault(t.name, (d.identity, t, a.arm))
+                    if (identity, tensor) != (d.identity, t):
+                        raise RouteError(
+                            f"{r.site.label}: arms {arm} and {a.arm} declare {t.name!r} differently under one key "
+                            f"{d.key!r}, expected equal sources and tensors, or parameters that tell them apart"
+                        )
+
+
 def load_plan(routes: Sequence[Route]) -> LoadPlan:
     """The plan that makes every tensor the routes bind resident, and nothing else.
 
     All values are checked before the first allocation; then, layer by layer, tensors bound in place are uploaded and
     derived ones built. Derived weights are built on the host from the file, so a stored tensor that no route binds
-    never reaches the device: it is listed in `pruned`.
+    never reaches the device: it is listed in `pruned`. Raises RouteError where two arms declare different tensors or
+    sources under one name.
     """
+    _agree(routes)
     plan = _Planner()
     weights = {p.label: p.weight for r in routes for p in r.site.projections}
     plan.steps += [Check(w, label) for label, w in weights.items()]

@@ -164,7 +164,7 @@ def test_everything_is_frozen_to_the_bottom(part: str) -> None:
 
 def test_a_target_with_levers_is_frozen_too() -> None:
     entry = {
-        **{k: 1 for k in ("sms", "shared_per_block", "shared_per_sm", "threads_per_sm", "registers_per_sm", "l2")},
+        **dict.fromkeys(("sms", "shared_per_block", "shared_per_sm", "threads_per_sm", "registers_per_sm", "l2"), 1),
         "title": "t", "arch": "sm_90a", "capability": [9, 0], "rates": {"fma": {"value": 1, "source": "s"}},
         "memory": {"value": 1, "source": "s"}, "read_rate": {"value": 1, "source": "s"}, "levers": {"graph": False},
     }  # fmt: skip

@@ -1,0 +1,151 @@
+"""Launches, programs, calls: what fits a kernel and what is refused in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core_fakes import Fake, catalog, context, nothing, projection, site
+
+from atlas_lab.core.call import Epilogue, Fields, Operand, weights_of
+from atlas_lab.core.declare import Bind
+from atlas_lab.core.launch import Launch, LaunchError, Program
+from atlas_lab.core.program import PlanError, program_of, projection_call
+from atlas_lab.core.resolve import resolve
+from atlas_lab.core.rows import rows
+from atlas_lab.core.tensor import Tensor, TensorMap
+from atlas_lab.kernels import lang as L
+
+W, X, Y = Tensor("bf16", (8, 4), "w"), Tensor("bf16", (1, 4), "x"), Tensor("bf16", (1, 8), "y")
+
+
+@L.kernel(launch_bounds=(64, 2))
+def scaled(w: L.In[L.bf16], both: L.InOut[L.f32], y: L.Out[L.bf16], n: L.i32, s: L.f32, u: L.u32):
+    pass
+
+
+F = Tensor("f32", (8,), "f")
+
+
+def test_what_it_reads_writes_and_moves() -> None:
+    launch = Launch(scaled, grid=(2, 3), block=64, args=(W, F, Operand(Y), 8, 0.5, 7))
+    assert (launch.grid, launch.block, launch.cluster) == ((2, 3, 1), (64, 1, 1), (1, 1, 1))
+    assert (launch.blocks, launch.threads) == (6, 64)
+    assert (launch.reads, launch.writes) == ((W, F), (F, Y))
+    assert launch.traffic == 64 + 32 + 32 + 16
+    mapped = Launch(scaled, grid=1, block=1, args=(TensorMap(W, (8, 4)), F, Y, 8, 1, 7))
+    assert mapped.reads == (W, F)
+
+
+def args(**changed: Any) -> tuple[Any, ...]:
+    return tuple(({"w": W, "both": F, "y": Y, "n": 8, "s": 0.5, "u": 7} | changed).values())
+
+
+BAD = {
+    "count": ({"args": args()[:-1]}, "found 5 arguments, expected 6"),
+    "dtype": ({"args": args(w=F)}, "argument 'w' is f32, expected bf16"),
+    "a number for a tensor": ({"args": args(w=3)}, "argument 'w' is int, expected bf16"),
+    "map of another dtype": ({"args": args(w=TensorMap(F, (1, 8)))}, "argument 'w' is f32, expected bf16"),
+    "a tensor for a number": ({"args": args(n=W)}, "argument 'n' is w: bf16[8, 4], expected a number"),
+    "a fraction for an integer": ({"args": args(n=8.5)}, "argument 'n' is 8.5, expected i32"),
+    "an integer too large": ({"args": args(n=1 << 31)}, "argument 'n' is 2147483648, expected i32"),
+    "a negative for an unsigned": ({"args": args(u=-1)}, "argument 'u' is -1, expected u32"),
+    "empty grid": ({"grid": (0, 2)}, "found grid (0, 2, 1), block (64, 1, 1), expected 1 or more"),
+    "four extents": ({"grid": (1, 1, 1, 1)}, "found 4 extents, expected one to three"),
+    "too many threads": ({"block": (64, 2)}, "found 128 threads a block, its launch bounds allow 64"),
+    "negative shared memory": ({"shared": -1}, "found -1 bytes of shared memory, expected 0 or more"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_launch_that_does_not_fit_its_kernel(case: str) -> None:
+    how, sentence = BAD[case]
+    with pytest.raises(LaunchError) as e:
+        Launch(**({"kernel": scaled, "grid": 1, "block": 64, "args": args()} | how))
+    assert str(e.value) == f"launch of {scaled.entry}: {sentence}"
+
+
+def test_a_program_knows_every_buffer() -> None:
+    launch = Launch(nothing, grid=1, block=32, args=(W, X, Y, 8), flops=64)
+    program = Program("p", (launch, launch), inputs=(X,), outputs=(Y,), persistent=(W,))
+    assert (program.flops, program.traffic) == (128, 64 + 8 + 16)
+    assert program.renamed("q").name == "q"
+    with pytest.raises(LaunchError, match=r"program p: nothing__\w+ names w: bf16\[8, 4\], which has no role in it"):
+        Program("p", (launch,), inputs=(X,), outputs=(Y,))
+
+
+def test_from_a_route_to_a_program() -> None:
+    s, arm, ctx = site("ffn.gate", "ffn.up"), Fake("pair", ["ffn.gate+ffn.up"], rows(1, 4)), context(rows(1, 4))
+    (a,) = resolve(s, ctx, catalog(arm)).assignments
+    call = projection_call(s.projections, a, 3, ctx)
+    assert (call.m, call.n, call.k, call.roles) == (3, 64, 64, ("ffn.gate", "ffn.up"))
+    assert call.weights["ffn.up"].weight == s["ffn.up"].weight["weight"]
+    program = program_of(arm, call)
+    assert [t.shape for t in program.buffers] == [(3, 64), (3, 64), (32, 64), (32, 64)]
+    assert [t.name for t in program.inputs] == ["layers.0.ffn.gate+ffn.up/x"]
+    with pytest.raises(PlanError, match="arm pair serves M 1 to 4, found M=5"):
+        program_of(arm, projection_call(s.projections, a, 5, ctx))
+    with pytest.raises(PlanError, match="arm pair does not fuse activation, expected"):
+        program_of(arm, projection_call(s.projections, a, 1, ctx, Epilogue(activation="silu")))
+    arm.activation = "fp8"
+    with pytest.raises(PlanError, match="arm pair reads fp8, found bf16"):
+        program_of(arm, call)
+
+
+def test_scratch_is_named_and_temporary() -> None:
+    class Split(Fake):
+        def scratch(self, call: Any) -> dict[str, Tensor]:
+            return {"partial": Tensor("bf16", (2, call.m, call.n))}
+
+        def lower(self, call: Any) -> list[Launch]:
+            (w,) = call.weights["ffn.up"].values()
+            return [Launch(nothing, 1, 32, (w, call.x, call.scratch["partial"], call.n))]
+
+    s, arm, ctx = site("ffn.up"), Split("split"), context(rows(1))
+    call = projection_call(s.projections, resolve(s, ctx, catalog(arm)).at("ffn.up", 1), 1, ctx)
+    (t,) = program_of(arm, call).temporaries
+    assert (t.name, t.shape) == ("layers.0.ffn.up/y/partial", (2, 1, 32))
+
+
+@pytest.mark.parametrize("made", [None, [None], ["launch"], 7])
+def test_a_lower_that_returns_something_else_is_one_sentence(made: Any) -> None:
+    class Odd(Fake):
+        def lower(self, call: Any) -> Any:
+            return made
+
+    s, arm, ctx = site("ffn.up"), Odd("odd"), context(rows(1))
+    call = projection_call(s.projections, resolve(s, ctx, catalog(arm)).at("ffn.up", 1), 1, ctx)
+    with pytest.raises(PlanError, match=r"lower of arm odd returned .*, expected a list of Launch"):
+        program_of(arm, call)
+
+
+def test_a_kernel_the_arm_does_not_list_is_refused() -> None:
+    class Hides(Fake):
+        def lower(self, call: Any) -> Any:
+            return [Launch(scaled, 1, 32, (Y, F, Y, 1, 1.0, 1))]
+
+    s, arm, ctx = site("ffn.up"), Hides("hides"), context(rows(1))
+    call = projection_call(s.projections, resolve(s, ctx, catalog(arm)).at("ffn.up", 1), 1, ctx)
+    with pytest.raises(PlanError, match=r"arm hides launches scaled.*, which its `kernels` do not list"):
+        program_of(arm, call)
+
+
+def test_fields_and_weights() -> None:
+    f = Fields({"q": W, "scale": F})
+    assert (f.q, f["scale"], len(f), list(f)) == (W, F, 2, ["q", "scale"])
+    with pytest.raises(AttributeError, match="no field 'scales', expected one of q, scale"):
+        _ = f.scales
+    p = projection("ffn.up")
+    assert weights_of((Bind(p.weight),))["weight"].weight == p.weight["weight"]
+    with pytest.raises(ValueError, match="key 'weight' is declared twice"):
+        weights_of((Bind(p.weight), Bind(p.weight)))
+
+
+def test_the_epilogue_lists_its_parts_in_order() -> None:
+    assert Epilogue().parts == ()
+    assert Epilogue(quantize="fp8", residual=Y, alpha=((8, F),), activation="silu").parts == (
+        "alpha",
+        "activation",
+        "residual",
+        "quantize",
+    )
