@@ -22,29 +22,29 @@ def gemv_bf16(warps: int = 4, rows: int = 2, unroll: int = 4, stream: bool = Tru
             return
         at = cuda.local.array(rows, L.i64)
         acc = cuda.local.array(rows, L.f32)
-        for r in range(rows):
+        for r in L.unroll(rows):
             # rows past the last repeat it; they are not stored
             at[r] = L.i64(min(first + r, n - 1)) * k
             acc[r] = L.f32(0)
         c = L.lane_id() * CHUNK
         while c + SPAN * (unroll - 1) < k:
-            for u in range(unroll):
+            for u in L.unroll(unroll):
                 v = L.ldg_v4_b32(x, c + SPAN * u)
-                for r in range(rows):
+                for r in L.unroll(rows):
                     q = load(w, at[r] + c + SPAN * u)
-                    for j in range(4):
+                    for j in L.unroll(4):
                         acc[r] += L.bf16_lo(q[j]) * L.bf16_lo(v[j])
                         acc[r] += L.bf16_hi(q[j]) * L.bf16_hi(v[j])
             c += SPAN * unroll
         while c < k:
             v = L.ldg_v4_b32(x, c)
-            for r in range(rows):
+            for r in L.unroll(rows):
                 q = load(w, at[r] + c)
-                for j in range(4):
+                for j in L.unroll(4):
                     acc[r] += L.bf16_lo(q[j]) * L.bf16_lo(v[j])
                     acc[r] += L.bf16_hi(q[j]) * L.bf16_hi(v[j])
             c += SPAN
-        for r in range(rows):
+        for r in L.unroll(rows):
             total = L.warp_sum(acc[r])
             if L.lane_id() == 0 and first + r < n:
                 L.stg_bf16(y, first + r, total)

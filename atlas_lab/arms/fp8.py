@@ -1,0 +1,101 @@
+"""Arms over FP8 E4M3 weights with one scale for every 128x128 block, read in place."""
+
+from __future__ import annotations
+
+from atlas_lab.arms.tiling import RAGGED_TILES, TILES, tile_for
+from atlas_lab.core.arm import Arm
+from atlas_lab.core.call import Call
+from atlas_lab.core.context import Context
+from atlas_lab.core.declare import Bind
+from atlas_lab.core.launch import Launch
+from atlas_lab.core.numbers import ReductionClass, Rounded
+from atlas_lab.core.projection import Projection
+from atlas_lab.core.rows import rows, rows_from
+from atlas_lab.core.verdict import Verdict, no, yes
+from atlas_lab.formats.base import BLOCK_128
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.fp8 import W_ROW, X_ROW, gemm_fp8_block
+from atlas_lab.kernels.gemv.fp8 import SPAN, gemv_fp8_block
+
+WARPS, ROWS = 4, 2
+SCALES = {"f32": L.f32, "bf16": L.bf16}
+
+
+def _block_scaled(p: Projection) -> Verdict:
+    if p.weight.geometry != BLOCK_128:
+        # a per-row scale of [N, 1] is long enough to be read as a grid, in bounds and wrong
+        return no("scale-geometry", "reads a grid of block scales", found=p.weight.geometry, allowed=BLOCK_128)
+    return yes()
+
+
+class Fp8Gemv(Arm):
+    """Weights E4M3 `[N, K]` and their block scales as stored; x stays BF16 (W8A16); FP32 sums on CUDA cores."""
+
+    name = "fp8_gemv"
+    roles = ("*",)
+    rows = rows(1)
+    source = "fp8"
+    kernels = tuple(gemv_fp8_block(WARPS, ROWS, scale=d, stream=s) for d in SCALES.values() for s in (True, False))
+    # 16 products, the block's scale, one addition a load, then the butterfly
+    tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + -(-k // SPAN) + 5, extra_roundings=1)
+    reduction_class = ReductionClass("fma.f32", "lane 16 of 512, then a butterfly", promotion=16)
+
+    def eligible(self, p: Projection, ctx: Context) -> Verdict:
+        if p.k % 16:
+            found, allowed = p.k, "16, 32, 48, ..."
+            return no("k-multiple", "K must be a multiple of 16 for 16-byte loads", found=found, allowed=allowed)
+        return _block_scaled(p)
+
+    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
+        return [Bind(p.weight)]
+
+    def lower(self, c: Call) -> list[Launch]:
+        w = c.weights["weight"]
+        kernel = gemv_fp8_block(WARPS, ROWS, scale=SCALES[w.scale.dtype], stream=c.context.levers.stream_weights)
+        grid = -(-c.n // (WARPS * ROWS))
+        args = (w.weight, w.scale, c.x, c.y, c.n, c.k)
+        return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]
+
+
+class Fp8Gemm(Arm):
+    """Weights E4M3 `[N, K]` and their block scales as stored, made BF16 in registers, exactly (W8A16); tensor cores
+    (mma.sync); sums over 128 of K are scaled and added in FP32; any M, N and K."""
+
+    name = "fp8_gemm"
+    roles = ("*",)
+    rows = rows_from(1)
+    source = "fp8"
+    kernels = tuple(
+        k
+        for d in SCALES.values()
+        for k in (
+            *(gemm_fp8_block(**t.parameters, scale=d) for t in TILES),
+            *(gemm_fp8_block(**t.parameters, scale=d, x_vector=2, w_vector=1, pairs=False) for t in RAGGED_TILES),
+        )
+    )
+    tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: 8 + -(-k // 128), extra_roundings=1)
+    reduction_class = ReductionClass("mma.m16n8k16.bf16", "K permuted inside 16", promotion=128)
+
+    def eligible(self, p: Projection, ctx: Context) -> Verdict:
+        return _block_scaled(p)
+
+    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
+        return [Bind(p.weight)]
+
+    def lower(self, c: Call) -> list[Launch]:
+        w = c.weights["weight"]
+        ragged = c.k % 16 != 0 or c.n % 2 != 0
+        tile = tile_for(c.m, c.n, c.context.target.sms, ragged=ragged)
+        vectors = {"x_vector": 2, "w_vector": 1, "pairs": False} if ragged else {}
+        return [
+            Launch(
+                gemm_fp8_block(**tile.parameters, scale=SCALES[w.scale.dtype], **vectors),
+                grid=tile.count(c.m, c.n),
+                block=tile.threads,
+                shared=tile.stages * (tile.bm * X_ROW + tile.bn * W_ROW),
+                args=(c.x, w.weight, w.scale, c.y, c.m, c.n, c.k),
+                flops=2 * c.m * c.n * c.k,
+                pipe="mma_bf16",
+                label=self.name,
+            )
+        ]

@@ -1,0 +1,106 @@
+"""Arms over NVFP4 weights (ModelOpt and compressed-tensors), read in place."""
+
+from __future__ import annotations
+
+from atlas_lab.arms.tiling import RAGGED_TILES, TILES, tile_for
+from atlas_lab.core.arm import Arm
+from atlas_lab.core.call import Call
+from atlas_lab.core.context import Context
+from atlas_lab.core.declare import Bind
+from atlas_lab.core.launch import Launch
+from atlas_lab.core.numbers import ReductionClass, Rounded
+from atlas_lab.core.projection import Projection
+from atlas_lab.core.rows import rows, rows_from
+from atlas_lab.core.verdict import Verdict, no, yes
+from atlas_lab.formats.base import GROUP_16, GROUP_16_RECIPROCAL
+from atlas_lab.kernels.gemm.nvfp4 import S_ROW, W_ROW, X_ROW, gemm_nvfp4
+from atlas_lab.kernels.gemv.nvfp4 import SPAN, gemv_nvfp4
+
+WARPS, ROWS = 4, 4
+# Whether the tensor scale divides. The kernels' parameter follows from the key the weight is bound under.
+CONVENTIONS = {GROUP_16: "direct", GROUP_16_RECIPROCAL: "reciprocal"}
+
+
+def _two_level(p: Projection) -> Verdict:
+    if p.weight.geometry not in CONVENTIONS:
+        allowed = " or ".join(map(str, CONVENTIONS))
+        return no("scale-geometry", "reads group scales", found=p.weight.geometry, allowed=allowed)
+    return yes()
+
+
+def _bind(p: Projection) -> list[Bind]:
+    return [Bind(p.weight, key=CONVENTIONS[p.weight.geometry])]
+
+
+class Nvfp4Gemv(Arm):
+    """Codes, block scales and tensor scale as stored; x stays BF16 (W4A16); FP32 sums on CUDA cores."""
+
+    name = "nvfp4_gemv"
+    roles = ("*",)
+    rows = rows(1)
+    source = "nvfp4"
+    kernels = tuple(gemv_nvfp4(WARPS, ROWS, reciprocal=r, stream=s) for r in (False, True) for s in (True, False))
+    # 16 products, their scale, two additions a load, the butterfly, the tensor scale
+    tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + 2 * -(-k // SPAN) + 5, extra_roundings=2)
+    reduction_class = ReductionClass("fma.f32", "lane 32 of 1024, then a butterfly", promotion=16)
+
+    def eligible(self, p: Projection, ctx: Context) -> Verdict:
+        if p.k % 32:
+            found, allowed = p.k, "32, 64, 96, ..."
+            return no("k-multiple", "K must be a multiple of 32 for 16-byte loads", found=found, allowed=allowed)
+        return _two_level(p)
+
+    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
+        return _bind(p)
+
+    def lower(self, c: Call) -> list[Launch]:
+        ((key, w),) = c.weights.items()
+        stream = c.context.levers.stream_weights
+        kernel = gemv_nvfp4(WARPS, ROWS, reciprocal=key == "reciprocal", stream=stream)
+        grid = -(-c.n // (WARPS * ROWS))
+        args = (w.weight, w.scale, w.global_scale, c.x, c.y, c.n, c.k)
+        return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]
+
+
+class Nvfp4Gemm(Arm):
+    """Codes and scales as stored; weights made BF16 in registers, exactly (W4A16); tensor cores (mma.sync), FP32
+    sums in ascending K, the tensor scale on the sums; any M, N and any K the format has."""
+
+    name = "nvfp4_gemm"
+    roles = ("*",)
+    rows = rows_from(1)
+    source = "nvfp4"
+    kernels = tuple(
+        k
+        for r in (False, True)
+        for k in (
+            *(gemm_nvfp4(**t.parameters, reciprocal=r) for t in TILES),
+            *(gemm_nvfp4(**t.parameters, reciprocal=r, w_vector=8, s_vector=1, pairs=False) for t in RAGGED_TILES),
+        )
+    )
+    tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16), extra_roundings=2)
+    reduction_class = ReductionClass("mma.m16n8k16.bf16", "K permuted inside 32")
+
+    def eligible(self, p: Projection, ctx: Context) -> Verdict:
+        return _two_level(p)
+
+    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
+        return _bind(p)
+
+    def lower(self, c: Call) -> list[Launch]:
+        ((key, w),) = c.weights.items()
+        ragged = c.k % 64 != 0 or c.n % 2 != 0
+        tile = tile_for(c.m, c.n, c.context.target.sms, ragged=ragged)
+        vectors = {"w_vector": 8, "s_vector": 1, "pairs": False} if ragged else {}
+        return [
+            Launch(
+                gemm_nvfp4(**tile.parameters, reciprocal=key == "reciprocal", **vectors),
+                grid=tile.count(c.m, c.n),
+                block=tile.threads,
+                shared=tile.stages * (tile.bm * X_ROW + tile.bn * (W_ROW + S_ROW)),
+                args=(c.x, w.weight, w.scale, w.global_scale, c.y, c.m, c.n, c.k),
+                flops=2 * c.m * c.n * c.k,
+                pipe="mma_bf16",
+                label=self.name,
+            )
+        ]

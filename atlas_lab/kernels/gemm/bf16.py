@@ -1,0 +1,78 @@
+"""y = x·Wᵀ on tensor cores (mma.sync), BF16 weights, tiles brought by cp.async."""
+
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.tile import BK, W_SWIZZLE, X_LDMATRIX, block_of, copier, storer
+from atlas_lab.kernels.lang import cuda
+
+ROW = 2 * BK  # bytes of a row of a stage
+
+
+@L.family
+def gemm_bf16(
+    bm: int,
+    bn: int,
+    warps_m: int,
+    warps_n: int,
+    stages: int = 3,
+    x_vector: int = 16,
+    w_vector: int = 16,
+    pairs: bool = True,
+    blocks: int = 1,
+    raster: int = 32,
+):
+    """x BF16 `[m, k]`, W BF16 `[n, k]`, y BF16 `[m, n]`, all row-major; any m, n, k that `x_vector`, `w_vector`
+    (bytes that divide a row) and `pairs` (n even) allow.
+
+    Tiles of bm x bn outputs, `stages` of 64 K in flight; sums run in ascending K, 16 at a time, in FP32.
+    """
+    threads = 32 * warps_m * warps_n
+    mt, nt = bm // warps_m // 16, bn // warps_n // 8
+    stage = (bm + bn) * ROW
+    copy_x = copier(bm, ROW, threads, x_vector, X_LDMATRIX)
+    copy_w = copier(bn, ROW, threads, w_vector, W_SWIZZLE[ROW])
+    load_a = L.ldmatrix_tile(mt, 16 * ROW)
+    load_b = L.ldmatrix_tile(nt // 2, 16 * ROW)
+    multiply = L.mma_tile(L.bf16, mt, nt)
+    store = storer(mt, nt, pairs)
+    count = 4 * mt * nt
+
+    @L.kernel(launch_bounds=(threads, blocks))
+    def kernel(x: L.In[L.bf16], w: L.In[L.bf16], y: L.Out[L.bf16], m: L.i32, n: L.i32, k: L.i32):
+        row0, col0 = block_of(m, n, bm, bn, raster)
+        tiles = L.dynamic_shared(L.u8, 0)
+        xb = L.cast(x, L.u8)
+        wb = L.cast(w, L.u8)
+        steps = L.i32((k + BK - 1) // BK)
+        for s in L.unroll(stages - 1):
+            if s < steps:
+                copy_x(L.offset(tiles, s * stage), xb, row0, m, 2 * k, s * ROW)
+                copy_w(L.offset(tiles, s * stage + bm * ROW), wb, col0, n, 2 * k, s * ROW)
+            L.cp_async_commit()
+        lane = L.lane_id()
+        warp = L.warp_id()
+        wm = L.i32(warp // warps_n) * (bm // warps_m)
+        wn = L.i32(warp % warps_n) * (bn // warps_n)
+        a_row = wm + (lane & 15)
+        a_at = a_row * ROW
+        a_chunk = lane >> 4
+        b_row = wn + (lane & 7) + ((lane >> 4) << 3)
+        b_at = bm * ROW + b_row * ROW
+        b_chunk = (lane >> 3) & 1
+        acc = L.zeros(count)
+        for t in range(steps):
+            L.cp_async_wait(stages - 2)
+            cuda.syncthreads()
+            ahead = L.i32(t) + stages - 1
+            if ahead < steps:
+                to = L.i32(ahead % stages) * stage
+                copy_x(L.offset(tiles, to), xb, row0, m, 2 * k, ahead * ROW)
+                copy_w(L.offset(tiles, to + bm * ROW), wb, col0, n, 2 * k, ahead * ROW)
+            L.cp_async_commit()
+            at = L.i32(t % stages) * stage
+            for j in L.unroll(BK // 16):
+                a = load_a(tiles, at + a_at + (((2 * j + a_chunk) ^ (a_row & 7)) << 4))
+                b = load_b(tiles, at + b_at + (((2 * j + b_chunk) ^ (b_row & 7)) << 4))
+                acc = multiply(acc, a, b)
+        store(y, acc, row0 + wm + (lane >> 2), col0 + wn + 2 * (lane & 3), m, n, L.f32(1))
+
+    return kernel
