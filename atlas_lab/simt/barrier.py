@@ -26,7 +26,7 @@ class Barrier:
     def __init__(self, block: Block, ident: int, expected: int, whole: bool) -> None:
         self.block, self.ident, self.expected, self.whole = block, ident, expected, whole
         self.waiting: list[SimThread] = []
-        self.arrived: set[SimThread] = set()
+        self.arrived: dict[SimThread, None] = {}
         self.sites: dict[int, Site | None] = {}  # by warp
         self.passed: Knowledge | None = None  # what threads that only arrive pass on
 
@@ -61,7 +61,7 @@ class Barrier:
                 f"lanes of warp {warp.number} meet barrier {self.ident} at different lines, {spell(first)} and "
                 f"{spell(site)}",
             )
-        self.arrived.add(thread)
+        self.arrived[thread] = None
         if waits:
             self.waiting.append(thread)
         else:
@@ -82,18 +82,15 @@ class Barrier:
 
     def _check_lanes(self) -> None:
         """The instruction is executed by whole warps: the count must not be made up of parts of warps."""
-        count: dict[int, int] = {}
-        for t in self.arrived:
-            count[t.warp] = count.get(t.warp, 0) + 1
-        for number, found in count.items():
+        for number in self.sites:
             warp = self.block.warps[number]
-            if found != warp.live:
+            gone = next((t for t in warp.threads if t not in self.arrived and not t.done), None)
+            if gone is not None:
                 there = next(t for t in warp.threads if t in self.arrived)
-                gone = next(t for t in warp.threads if t not in self.arrived and not t.done)
                 raise there.error(
                     MissingLane,
-                    f"barrier {self.ident} needs lane {gone.lane} of warp {number}: only {found} of its {warp.live} "
-                    "lanes came",
+                    f"barrier {self.ident} reaches its count of {self.expected} without lane {gone.lane} of warp "
+                    f"{number}, whose other lanes came",
                     site=self.sites[number],
                 )
 
@@ -109,7 +106,7 @@ def meet(thread: SimThread, ident: int, count: int | None, waits: bool) -> Barri
             BarrierMismatch,
             f"barrier {ident}: found a count of {count}, expected a multiple of 32 from 32 to the block's {total}",
         )
-    whole = count is None or count == total
+    whole = count is None  # then threads that exited are not waited for
     expected = total if count is None else count
     barrier = block.barriers.get(ident)
     if barrier is None:
@@ -121,6 +118,7 @@ def meet(thread: SimThread, ident: int, count: int | None, waits: bool) -> Barri
             f"barrier {ident}: this thread counts to {expected}, thread {other.index} at "
             f"{spell(barrier.sites[other.warp])} to {barrier.expected}",
         )
+    barrier.whole = barrier.whole and whole
     if waits:
         thread.warp_state.leave(thread, f"waits at barrier {ident}")
     barrier.join(thread, thread.site(), waits)

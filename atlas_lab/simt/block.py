@@ -11,7 +11,7 @@ from atlas_lab.simt.errors import Coordinates, OutOfBounds
 from atlas_lab.simt.memory import Memory
 from atlas_lab.simt.shadow import Shadow
 from atlas_lab.simt.source import place
-from atlas_lab.simt.thread import SimThread
+from atlas_lab.simt.thread import Dim3, SimThread
 from atlas_lab.simt.warp import Warp
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Block:
 
     def __init__(self, scheduler: Scheduler, serial: int, index: Coordinates) -> None:
         self.scheduler, self.serial, self.index = scheduler, serial, index
+        self.blockIdx = Dim3(*index)
         dim = scheduler.block
         count = dim.x * dim.y * dim.z
         self.clocks = Clocks(serial, count)
@@ -81,11 +82,11 @@ class Block:
             self.scheduler.retire(self)
 
     def drop(self) -> None:
-        """Let go of what only a running block needs: accesses that outlive it keep it in memory."""
+        """Let go of all that only a running block needs: remembered accesses keep its threads alive."""
+        for t in self.threads:
+            t.drop()
+        self.threads, self.warps = [], []
+        self.clocks = Clocks(self.serial, 0)
         self._static.clear()
         self._dynamic = None
         self.barriers.clear()
-        for t in self.threads:
-            t.greenlet = None
-
-

@@ -21,7 +21,6 @@ from atlas_lab.simt.shadow import Shadow
 from atlas_lab.simt.thread import Dim3
 
 MAX_THREADS = 1024
-Argument = Buffer | tuple[Buffer, int] | int | float
 
 
 def run(
@@ -62,6 +61,9 @@ def run(
         for b in bound:
             b.shadow, b.watched = None, False
             b.sync.clear()
+        if not options.checks:
+            for b in written:
+                b.gaps = None  # nobody kept account
     return Stats(
         blocks=blocks.x * blocks.y * blocks.z,
         threads=extent.x * extent.y * extent.z,
@@ -96,13 +98,18 @@ def _check_launch(kernel: Kernel, block: Dim3, shared_bytes: int, options: Optio
         raise _fail(kernel, f"found a block of {threads} threads, expected at most {limit}")
     if shared_bytes < 0:
         raise _fail(kernel, f"found {shared_bytes} bytes of dynamic shared memory, expected 0 or more")
-    if options.resident < 1:
-        raise _fail(kernel, f"found resident={options.resident}, expected 1 or more")
-    if not kernel.interpretable:
-        raise _fail(kernel, "it names numba.cuda itself, whose intrinsics the interpreter does not know")
+    for name in ("resident", "step_limit", "idle_rounds"):
+        if getattr(options, name) < 1:
+            raise _fail(kernel, f"options: found {name}={getattr(options, name)}, expected 1 or more")
+    if options.order not in ("program", "random"):
+        raise _fail(kernel, f"options: found order={options.order!r}, expected 'program' or 'random'")
+    if options.late_async not in (True, "random"):
+        raise _fail(kernel, f"options: found late_async={options.late_async!r}, expected True or 'random'")
     lacking = [op.name for op in kernel.ops if op.numpy is None]
     if lacking:
         raise _fail(kernel, f"it runs on a GPU only: {', '.join(lacking)} has no NumPy meaning")
+    if not kernel.interpretable:
+        raise _fail(kernel, "it names numba.cuda itself, whose intrinsics the interpreter does not know")
 
 
 def _buffers(args: Sequence[Any]) -> list[Buffer | None]:

@@ -99,9 +99,13 @@ class Scheduler:
         ready[i], ready[-1] = ready[-1], ready[i]
         return ready.pop()
 
-    def hurries(self) -> bool:
-        """Whether a thread at a scheduling point goes on at once: in random order, half of the time."""
-        return self._shuffled and self._random.random() < 0.5
+    def pause(self, thread: SimThread) -> None:
+        """`thread` is at a scheduling point. In random order it may go on, or soon; else after everybody else."""
+        chance = self._random.random() if self._shuffled else 1.0
+        if chance < 0.5:
+            return
+        (self.ready if chance < 0.75 else self.later).append(thread)
+        self.switch()
 
     def lands_early(self) -> bool:
         """Whether an asynchronous copy lands when it is issued rather than when it is waited for."""

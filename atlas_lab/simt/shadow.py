@@ -160,7 +160,7 @@ class Shadow:
     def _unwritten(self, thread: Accesses, at: int, width: int, access: Access) -> SimtError:
         return thread.error(
             PoisonRead,
-            f"bytes [{at}, {at + width}) of {self.memory} are read but were never written",
+            f"bytes [{at}, {at + width}) of {self.memory} are read but nothing has written them yet",
             memory=self.memory,
             access=access,
         )

@@ -1,4 +1,4 @@
-"""Where in a kernel's source something happens: the innermost frame that belongs to the kernel's author."""
+"""Where in a kernel's source something happens: the innermost frame of kernel code, outside every intrinsic."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 import atlas_lab.kernels.lang as lang
+from atlas_lab.kernels.lang.op import Op
 
 Site = tuple[CodeType, int]
 
 # Intrinsics and the interpreter itself are not where a kernel's author wants to be sent.
 _OURS = (str(Path(lang.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep)
 _internal: dict[str, bool] = {}
+_CALL = Op.__call__.__code__
 
 
 def _is_internal(name: str) -> bool:
@@ -21,15 +23,22 @@ def _is_internal(name: str) -> bool:
 
 
 def site_of(frame: FrameType | None) -> Site | None:
-    """Code and instruction of the nearest frame outside the language and the interpreter; a line costs more."""
+    """Code and instruction of the nearest frame of kernel code. Its line costs more, so it is looked up later.
+
+    An intrinsic may be implemented anywhere, so what runs inside a call of one never counts.
+    """
     internal = _internal
+    found: FrameType | None = None
     while frame is not None:
         code = frame.f_code
-        name = code.co_filename
-        if not (internal[name] if name in internal else _is_internal(name)):
-            return code, frame.f_lasti
+        if code is _CALL:
+            found = None
+        elif found is None:
+            name = code.co_filename
+            if not (internal[name] if name in internal else _is_internal(name)):
+                found = frame
         frame = frame.f_back
-    return None
+    return (found.f_code, found.f_lasti) if found is not None else None
 
 
 def place(site: Site | None) -> tuple[str | None, int | None]:
@@ -47,3 +56,14 @@ def spell(site: Site | None) -> str:
     """`file:line`, for sentences."""
     file, line = place(site)
     return f"{file}:{line}" if file else "an unknown line"
+
+
+def ranges(numbers: list[int]) -> str:
+    """`1, 4 to 7`, for sentences; `numbers` ascend."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in runs)

@@ -38,7 +38,7 @@ class SimThread(Accesses):
     def __init__(self, block: Block, tid: int, index: Coordinates) -> None:
         super().__init__(block, tid, index)
         self.lane, self.warp = tid & 31, tid >> 5
-        self.threadIdx, self.blockIdx = Dim3(*index), Dim3(*block.index)
+        self.threadIdx, self.blockIdx = Dim3(*index), block.blockIdx
         self.blockDim, self.gridDim = block.scheduler.block, block.scheduler.grid
         self.result: Any = None
         self.done = False
@@ -48,11 +48,8 @@ class SimThread(Accesses):
 
     def yield_(self, reason: str) -> None:
         self._step()
-        if self.scheduler.hurries():
-            return
         self.spinning = reason
-        self.scheduler.later.append(self)
-        self.scheduler.switch()
+        self.scheduler.pause(self)
 
     def block_on(self, wait: Wait) -> None:
         """Wait until `wait` is ready: polled if it says how, else until something wakes this thread."""
@@ -151,3 +148,10 @@ class SimThread(Accesses):
         self.done = True
         self.warp_state.leave(self, "exits")
         self.block.leave(self)
+
+    def drop(self) -> None:
+        """The block ended: keep only what reports name."""
+        self.greenlet = self.wait = self.result = self._copies = self._last = self._seen = None
+        self._acquirable = self._fenced = None
+        self.vc = self.vc[:0]
+        del self.warp_state

@@ -7,7 +7,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from atlas_lab.simt.errors import DivergentCollective, MissingLane
-from atlas_lab.simt.source import spell
+from atlas_lab.simt.source import ranges, spell
 
 if TYPE_CHECKING:
     from atlas_lab.simt.block import Block
@@ -38,7 +38,7 @@ class Gathering:
         missing = [lane for lane in range(32) if (self.mask & ~self.here) >> lane & 1]
         return (
             f"wait in {self.name} at {spell((self.code, self.at) if self.code else None)} for lanes "
-            f"{', '.join(map(str, missing))} of warp {self.warp.number}"
+            f"{ranges(missing)} of warp {self.warp.number}"
         )
 
 
