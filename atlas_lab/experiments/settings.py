@@ -146,8 +146,7 @@ def levers_for(loaded: Loaded | None, said: Said, target: Target, variant: Varia
             variant=variant.levers if variant else None,
         )
     except LeverError as e:
-        names = ", ".join(sorted(environment))
-        raise ConfigError(f"environment ({names}): {e}") from None
+        raise ConfigError(f"environment: {e}") from None
 
 
 def preferences_for(loaded: Loaded | None, name: str = "", variant: Variant | None = None) -> Preferences:

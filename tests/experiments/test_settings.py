@@ -119,7 +119,7 @@ def test_sets(values, sentence):
 def test_environment(registry):
     with pytest.raises(ConfigError) as e:
         settings.levers_for(None, Said(environment={"ATLAS_LAB_GRAHP": "1", "HOME": "x"}), registry.targets["h200"])
-    assert str(e.value).startswith("environment (ATLAS_LAB_GRAHP): unknown lever 'grahp'")
+    assert str(e.value).startswith("environment: ATLAS_LAB_GRAHP: unknown lever 'grahp'")
 
 
 def test_plugins_that_fail_are_named(tmp_path: Path):
