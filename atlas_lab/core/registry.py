@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,7 @@ from atlas_lab.core import hookspecs
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.context import Context
 from atlas_lab.core.levers import nearest
-from atlas_lab.core.numbers import Accuracy, Exact, Rounded
+from atlas_lab.core.numbers import Accuracy, Exact, ReductionClass, Rounded
 from atlas_lab.core.projection import Site
 from atlas_lab.core.resolve import Entry, resolve
 from atlas_lab.core.route import Route
@@ -97,7 +97,8 @@ def load_registry(
 ) -> Registry:
     """Everything installed, then the plugins a run names.
 
-    `plugins` are dotted module names, `./file.py` relative to `base`, or `-name` to leave an installed one out.
+    `plugins` are dotted module names, names of installed plugins, `./file.py` relative to `base`, or `-name` to leave
+    an installed one out.
     `installed` replaces the entry points of group `atlas_lab` (tests). Raises PluginError for a named plugin that
     fails, or a `-name` that is not installed.
     """
@@ -116,6 +117,13 @@ def load_registry(
             plugin = Plugin(point.name, *_distribution(point), point.value)
             _add(registry, manager, plugin, point.load)
     for name in named:
+        known = [e for e in points if name in (e.name, e.value, e.module) and e.name not in blocked]
+        origins = {(e.name, _distribution(e)[0]) for e in known}
+        for fault in registry.faults:
+            if (fault.plugin.name, fault.plugin.distribution) in origins:
+                raise PluginError(f"plugin {name}: {fault.sentence}")
+        if known:
+            continue
         plugin, load = _named(name, base or Path.cwd())
         before = len(registry.faults)
         _add(registry, manager, plugin, load)
@@ -160,20 +168,42 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _add(registry: Registry, manager: pluggy.PluginManager, plugin: Plugin, load: Callable[[], Any]) -> None:
-    """Load, check and take in one plugin whole, or leave it out whole."""
+    """Load, check and take in one plugin whole, or leave it out whole; a module taken in before is left as it is."""
     module: Any = None
     try:
         module = load()
-        manager.register(module, plugin.name)
+        plugin = replace(plugin, where=getattr(module, "__file__", None) or plugin.where)
+        if manager.is_registered(module):
+            return
+        manager.register(module, f"{plugin.distribution}:{plugin.name}:{plugin.where}")
         manager.check_pending()
+        _marked(manager, module)
         _take(registry, plugin, {hook: _call(manager, module, hook) for hook in _HOOKS})
-    except Exception as e:  # foreign code: its failure is a row, not ours
+    except (Exception, SystemExit) as e:  # foreign code: its failure is a row, not ours
         if module is not None and manager.is_registered(module):
             manager.unregister(module)
-        frame = traceback.extract_tb(e.__traceback__)[-1]
-        registry.faults.append(Fault(plugin, f"{type(e).__name__}: {e} ({frame.filename}:{frame.lineno})"))
+        said = " ".join(str(e).split())
+        registry.faults.append(Fault(plugin, f"{type(e).__name__}: {said}{_place(e)}"))
     else:
         registry.plugins.append(plugin)
+
+
+def _place(e: BaseException) -> str:
+    """ " (file:line)" of the last frame that is not this module's, pluggy's or Python's own."""
+    for frame in reversed(traceback.extract_tb(e.__traceback__)):
+        foreign = frame.filename not in (__file__, importlib.__file__) and not frame.filename.startswith("<")
+        if foreign and Path(frame.filename).parent.name not in ("pluggy", "importlib"):
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""
+
+
+def _marked(manager: pluggy.PluginManager, module: Any) -> None:
+    found = {caller.name for caller in manager.get_hookcallers(module) or ()}
+    for hook in _HOOKS:
+        if hook not in found and callable(getattr(module, hook, None)):
+            raise TypeError(f"{hook} is not marked, expected @atlas_lab.hookimpl before it")
+    if not found:
+        raise TypeError(f"it implements no hook, expected one or more of {', '.join(_HOOKS)}")
 
 
 def _call(manager: pluggy.PluginManager, module: Any, hook: str) -> list[Any]:
@@ -231,9 +261,13 @@ def validate(arm: Arm) -> None:
     expect("roles", bool(arm.roles) and all_are("roles", str), "a tuple of role patterns")
     expect("rows", isinstance(getattr(arm, "rows", None), Rows), "rows(first, last)")
     expect("source", isinstance(arm.source, str), "the name of a format's family")
+    expect("activation", isinstance(arm.activation, str) and bool(arm.activation), "the name of a format")
+    expect("version", isinstance(arm.version, str), "text")
     expect("kernels", bool(arm.kernels) and all_are("kernels", Kernel), "a tuple of kernels")
     expect("tolerance", isinstance(getattr(arm, "tolerance", None), Rounded | Exact), "Rounded(...) or Exact(...)")
     expect("accuracy", arm.accuracy is None or isinstance(arm.accuracy, Accuracy), "Accuracy(...) or None")
+    declared = arm.reduction_class
+    expect("reduction_class", declared is None or isinstance(declared, ReductionClass), "ReductionClass(...) or None")
     expect("epilogues", all_are("epilogues", str), "a tuple of names")
     for method in ("eligible", "finalize", "lower", "scratch"):
         expect(method, callable(getattr(arm, method, None)), "a method")

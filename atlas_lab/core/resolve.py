@@ -133,7 +133,8 @@ def _consider(entry: Entry, site: Site, context: Context) -> list[_Candidate]:
 
 def _error(arm: Arm, what: str, e: Exception) -> Verdict:
     frame = traceback.extract_tb(e.__traceback__)[-1]
-    return no("error", f"{what} of arm {arm.name} raised {type(e).__name__}: {e} ({frame.filename}:{frame.lineno})")
+    said = " ".join(str(e).split())
+    return no("error", f"{what} of arm {arm.name} raised {type(e).__name__}: {said} ({frame.filename}:{frame.lineno})")
 
 
 def _nonsense(arm: Arm, what: str, made: Any, allowed: str) -> Verdict:
