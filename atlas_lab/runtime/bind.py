@@ -1,0 +1,168 @@
+"""Binding: every name of a program resolved to a buffer, every argument checked, once."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from atlas_lab.core.launch import Launch, Program, dims
+from atlas_lab.core.tensor import Tensor, TensorMap, row_major
+from atlas_lab.formats.dtypes import dtype
+from atlas_lab.kernels.lang.types import FloatScalar, Parameter, StorageScalar
+from atlas_lab.runtime.device import Buffer, Device
+from atlas_lab.runtime.errors import BindError, VerifyError
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch as it was made: entry point, extents, dynamic shared bytes."""
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+
+    def __str__(self) -> str:
+        return f"{self.entry} grid {self.grid} block {self.block} shared {self.shared}"
+
+
+def planned(launch: Launch) -> Launched:
+    """What a launch of the plan should be recorded as."""
+    return Launched(launch.kernel.entry, dims(launch.grid), dims(launch.block), launch.shared)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A pointer argument: `offset` in bytes into a buffer, `elements` from there that the launch declares."""
+
+    buffer: Buffer
+    offset: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A launch with its arguments: places, and numbers already checked against their parameter's type."""
+
+    launch: Launch
+    arguments: tuple[Place | int | float, ...]
+
+    @property
+    def title(self) -> str:
+        return title(self.launch)
+
+
+class Bound(ABC):
+    """A program over buffers. It keeps the buffers alive as objects; freeing one makes the next `run` invalid.
+
+    `record` is what the last `run` launched, as the device was told.
+    """
+
+    def __init__(self, program: Program, device: Device, buffers: Mapping[str, Buffer]) -> None:
+        self.program, self.device = program, device
+        self.buffers = {t.name: buffers[t.name] for t in program.buffers}
+        self.record: tuple[Launched, ...] = ()
+
+    @abstractmethod
+    def run(self) -> None:
+        """Launch everything in order; on a GPU it returns before the work is done."""
+
+    def verify(self) -> None:
+        """Raise VerifyError if the last run launched anything but the plan."""
+        compare(f"program {self.program.name}", self.record, tuple(planned(x) for x in self.program.launches))
+
+
+def compare(what: str, found: tuple[Launched, ...], expected: tuple[Launched, ...]) -> None:
+    """Raise VerifyError at the first difference."""
+    if len(found) != len(expected):
+        raise VerifyError(f"{what}: found {len(found)} launches, expected the plan's {len(expected)}")
+    for i, (f, e) in enumerate(zip(found, expected, strict=True)):
+        if f != e:
+            raise VerifyError(f"{what}: launch {i + 1} was {f}, expected the plan's {e}")
+
+
+def title(launch: Launch) -> str:
+    """How sentences name a launch."""
+    return f"kernel {launch.kernel.entry}" + (f" ({launch.label})" if launch.label else "")
+
+
+def extent(t: Tensor) -> int:
+    """Bytes of its buffer that a tensor reaches, from the buffer's start: offset, strides and last element."""
+    if 0 in t.shape:
+        return t.offset
+    steps = t.strides if t.strides is not None else row_major(t.shape)
+    last = sum((e - 1) * s for e, s in zip(t.shape, steps, strict=True))
+    return t.offset + (last + 1) * dtype(t.dtype).bytes
+
+
+def resolve(program: Program, buffers: Mapping[str, Buffer], device: Device) -> tuple[Resolved, ...]:
+    """Every launch with its arguments resolved; raises BindError."""
+    for t in program.buffers:
+        _find(t, buffers, device, f"program {program.name}")
+    out = []
+    for launch in program.launches:
+        where = f"program {program.name}: {title(launch)}"
+        for attribute, asked in (
+            ("clusters", dims(launch.cluster) != (1, 1, 1)),
+            ("cooperative launches", launch.cooperative),
+            ("programmatic dependent launches", launch.pdl),
+        ):
+            if asked:
+                raise BindError(f"{where} asks for {attribute}, which are not supported yet")
+        arguments = tuple(
+            _argument(a, p, buffers, device, where) for a, p in zip(launch.args, launch.kernel.params, strict=True)
+        )
+        out.append(Resolved(launch, arguments))
+    return tuple(out)
+
+
+def _argument(a: Any, p: Parameter, buffers: Mapping[str, Buffer], device: Device, where: str) -> Place | int | float:
+    if isinstance(a, TensorMap):
+        raise BindError(f"{where}: argument {p.name!r} is a tensor map, which is not supported yet")
+    if not isinstance(a, Tensor):
+        return number(a, p, where)
+    where = f"{where}: argument {p.name!r}"
+    buffer = _find(a, buffers, device, where)
+    if a.offset % p.dtype.bytes:
+        raise BindError(f"{where} is at byte {a.offset} of {a.name!r}, expected a multiple of {p.dtype.bytes}")
+    if p.abi == "array" and not a.is_contiguous:
+        raise BindError(f"{where} has strides {a.strides}, expected a contiguous tensor for a wrapped dispatcher")
+    return Place(buffer, a.offset, a.elements)
+
+
+def _find(t: Tensor, buffers: Mapping[str, Buffer], device: Device, where: str) -> Buffer:
+    buffer = buffers.get(t.name)
+    if buffer is None:
+        known = ", ".join(map(repr, list(buffers)[:8])) or "none"
+        raise BindError(f"{where} needs a buffer {t.name!r} for {t}, found {known}")
+    if buffer.device is not device or not buffer.live:
+        state = "was freed" if not buffer.live else "belongs to another device"
+        raise BindError(f"{where}: buffer {t.name!r} {state}")
+    need = extent(t)
+    if t.offset < 0 or buffer.bytes < need:
+        raise BindError(
+            f"{where}: buffer {t.name!r} has {buffer.bytes} bytes, expected at least {need} for {t} at byte {t.offset}"
+        )
+    return buffer
+
+
+def number(value: int | float, p: Parameter, where: str) -> int | float:
+    """A scalar argument as its parameter's type holds it; raises BindError where it cannot.
+
+    That integers fit was checked when the launch was made.
+    """
+    kind = p.dtype
+    if isinstance(kind, StorageScalar):
+        raise BindError(f"{where}: argument {p.name!r} is a scalar {kind}, expected one of a type with arithmetic")
+    if not isinstance(kind, FloatScalar):
+        return int(value)
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(value))
+    if math.isinf(rounded) and not math.isinf(value):
+        raise BindError(f"{where}: argument {p.name!r} is {value}, which overflows {kind}")
+    return rounded

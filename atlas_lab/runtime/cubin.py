@@ -1,0 +1,61 @@
+"""A compiled kernel on the device: its handles, what it may use, and how much dynamic shared memory it may have."""
+
+from __future__ import annotations
+
+from atlas_lab.kernels.lang import Kernel
+from atlas_lab.runtime.bind import Resolved
+from atlas_lab.runtime.driver import bindings, call, core, text
+from atlas_lab.runtime.errors import BindError
+
+
+class DeviceKernel:
+    """A kernel loaded from its cubin into the current context.
+
+    `symbol` is its name as the driver has it, `entry` what records call it, `static` its static shared bytes,
+    `threads` the most its registers allow in a block; `allowed` and `limit` the dynamic shared bytes a block may have
+    now and after opting in.
+    """
+
+    def __init__(self, kernel: Kernel, cubin: bytes, symbol: str, ordinal: int, default: int, limit: int) -> None:
+        what = f"kernel {kernel.entry}: loading its cubin"
+        driver = bindings()
+        self._object = core().ObjectCode.from_cubin(cubin)
+        self.core = self._object.get_kernel(symbol)
+        self.handle = driver.CUkernel(int(self.core.handle))
+        # Asking for the function loads the module now, so that no launch or capture has to.
+        self.function = call(what, "cuKernelGetFunction", self.handle)
+        self._device = driver.CUdevice(ordinal)
+        self._attributes = driver.CUfunction_attribute
+        self.static = self._attribute("CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES", what)
+        self.threads = self._attribute("CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK", what)
+        self.symbol = text(call(what, "cuKernelGetName", self.handle))
+        # A record speaks of kernels by their spec; another name in the driver stays visible in it.
+        self.entry = kernel.entry if self.symbol == symbol else self.symbol
+        self.allowed, self.limit = max(default - self.static, 0), limit - self.static
+
+    def _attribute(self, name: str, what: str) -> int:
+        return int(call(what, "cuKernelGetAttribute", getattr(self._attributes, name), self.handle, self._device))
+
+    def admit(self, x: Resolved, where: str) -> None:
+        """Raise BindError for a launch the card cannot make; opt in to more shared memory where it needs that.
+
+        The default limit is 48 KB less the static part: with one static byte even 48 KB need opting in.
+        """
+        threads, dynamic = x.launch.threads, x.launch.shared
+        if threads > self.threads:
+            raise BindError(f"{where}: found {threads} threads a block, its registers allow {self.threads}")
+        if dynamic > self.limit:
+            raise BindError(
+                f"{where}: found {dynamic} bytes of dynamic shared memory, the card allows {self.limit} beside "
+                f"{self.static} static ones"
+            )
+        if dynamic > self.allowed:
+            call(
+                f"{where}: allowing {dynamic} bytes of dynamic shared memory",
+                "cuKernelSetAttribute",
+                self._attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                dynamic,
+                self.handle,
+                self._device,
+            )
+            self.allowed = dynamic

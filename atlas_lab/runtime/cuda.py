@@ -1,0 +1,186 @@
+"""A CUDA GPU as a device. Importing this module needs neither a GPU nor CUDA's libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from atlas_lab.core.launch import Program
+from atlas_lab.core.target import Target
+from atlas_lab.core.tensor import ALIGNMENT, round_up
+from atlas_lab.kernels.lang import Kernel
+from atlas_lab.runtime.bind import Bound, Resolved, resolve
+from atlas_lab.runtime.card import Card, card_of, target_of
+from atlas_lab.runtime.cubin import DeviceKernel
+from atlas_lab.runtime.device import GUARD, PATTERN, POISON, Buffer, Device
+from atlas_lab.runtime.driver import call, core, missing_gpu
+from atlas_lab.runtime.errors import BindError, DeviceError
+from atlas_lab.runtime.launcher import LAUNCHERS, Launcher
+
+
+class CudaDevice(Device):
+    """One GPU and one stream of it, in the primary context, which other libraries in the process share.
+
+    Memory is taken with plain allocations (cuMemAlloc). `launcher` is `packed` or `core`. Raises DeviceError if
+    there is no GPU, no compiler, or another card than `target`.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self, target: Target | None = None, *, guard: int = GUARD, ordinal: int = 0, launcher: str = "packed"
+    ) -> None:
+        from atlas_lab.kernels.lang.compile import compiler_missing
+
+        for missing in (missing_gpu(), compiler_missing()):
+            if missing:
+                raise DeviceError(missing)
+        self._core = core().Device(ordinal)
+        self._core.set_current()
+        self.card: Card = card_of(ordinal)
+        super().__init__(target_of(self.card, target), guard)
+        self.stream = self._core.create_stream()
+        self.launcher = launcher
+        self._kernels: dict[tuple[Kernel, str], DeviceKernel] = {}
+        self._last = "opening the device"
+        self.frees = 0
+
+    def bind(self, program: Program, buffers: Mapping[str, Buffer]) -> CudaBound:
+        """Besides resolving names: compiles what is not cached, loads it, packs arguments, opts in to shared memory."""
+        launches = resolve(program, buffers, self)
+        made = LAUNCHERS[self.launcher]
+        launchers: list[Launcher] = []
+        kernels: list[DeviceKernel] = []
+        for x in launches:
+            where = f"program {program.name}: {x.title}"
+            kernel = self._kernel(x, where)
+            kernel.admit(x, where)
+            launchers.append(made(kernel, x, self.stream, where))
+            kernels.append(kernel)
+        return CudaBound(program, self, buffers, tuple(launchers), tuple(kernels))
+
+    def _kernel(self, x: Resolved, where: str) -> DeviceKernel:
+        from atlas_lab.kernels.lang.compile import compile_kernel
+
+        key = (x.launch.kernel, self.target.arch)
+        if key not in self._kernels:
+            kernel = x.launch.kernel
+            if not self.target.meets(kernel.needs):
+                raise BindError(f"{where} needs {kernel.needs}, found {self.card.name} ({self.target.arch})")
+            compiled = compile_kernel(kernel, self.target.arch)
+            self._kernels[key] = DeviceKernel(
+                kernel,
+                compiled.cubin,
+                compiled.entry,
+                self.card.ordinal,
+                self.card.shared_default,
+                self.card.shared_optin,
+            )
+        return self._kernels[key]
+
+    def note(self, what: str) -> None:
+        """Remember what was enqueued last, for the sentence of a failure that is reported later."""
+        self._last = what
+
+    def synchronize(self) -> None:
+        call(f"waiting for {self._last}", "cuStreamSynchronize", self.stream.handle)
+
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total bytes of the card."""
+        free, total = call("asking for free memory", "cuMemGetInfo")
+        return int(free), int(total)
+
+    def describe(self) -> dict[str, Any]:
+        from atlas_lab.runtime.probe import describe_device
+
+        return describe_device(self)
+
+    def _take(self, name: str, nbytes: int) -> int:
+        size = max(round_up(nbytes) + 2 * self.guard, ALIGNMENT)
+        try:
+            base = int(call(f"buffer {name!r} of {nbytes} bytes", "cuMemAlloc", size))
+        except DeviceError as e:
+            with suppress(DeviceError):
+                free, total = self.memory_info()
+                raise DeviceError(f"{e}; {free} of {total} bytes are free") from None
+            raise
+        address = base + self.guard
+        if address % ALIGNMENT:
+            call(f"freeing {name!r}", "cuMemFree", base)
+            raise DeviceError(f"buffer {name!r}: found address {address:#x}, expected a multiple of {ALIGNMENT}")
+        if self.guard:
+            self._fill(base, PATTERN, size)
+            if nbytes:
+                self._fill(address, POISON, nbytes)
+        return address
+
+    def _give(self, buffer: Buffer) -> None:
+        self.frees += 1
+        base, buffer.memory = buffer.memory - self.guard, None
+        self.synchronize()
+        call(f"freeing buffer {buffer.name!r}", "cuMemFree", base)
+
+    def _fill(self, address: int, byte: int, size: int) -> None:
+        call("filling memory", "cuMemsetD8Async", address, byte, size, self.stream.handle)
+
+    def _write(self, buffer: Buffer, offset: int, raw: np.ndarray) -> None:
+        what = f"upload to buffer {buffer.name!r} (after {self._last})"
+        call(what, "cuMemcpyHtoDAsync", buffer.memory + offset, raw.ctypes.data, raw.nbytes, self.stream.handle)
+        # `raw` may be a temporary of the caller's: it must not be given back before it was copied.
+        call(what, "cuStreamSynchronize", self.stream.handle)
+
+    def _read(self, buffer: Buffer, offset: int, size: int) -> np.ndarray:
+        out = np.empty(size, np.uint8)
+        what = f"download of buffer {buffer.name!r} (after {self._last})"
+        call(what, "cuMemcpyDtoHAsync", out.ctypes.data, buffer.memory + offset, size, self.stream.handle)
+        call(what, "cuStreamSynchronize", self.stream.handle)
+        return out
+
+    def _poison(self, buffer: Buffer) -> None:
+        self._fill(buffer.memory, POISON, buffer.bytes)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._kernels.clear()
+            self.stream.close()
+
+
+class CudaBound(Bound):
+    """`run` enqueues on the device's stream and returns. `kernels` are those of its launches, in order."""
+
+    device: CudaDevice
+
+    def __init__(
+        self,
+        program: Program,
+        device: CudaDevice,
+        buffers: Mapping[str, Buffer],
+        launchers: tuple[Launcher, ...],
+        kernels: tuple[DeviceKernel, ...],
+    ) -> None:
+        super().__init__(program, device, buffers)
+        self._launchers, self.kernels = launchers, kernels
+        self._what = f"program {program.name}"
+        self._frees = device.frees
+
+    def run(self) -> None:
+        device = self.device
+        if device.frees != self._frees:
+            self.check_live()
+        device.note(self._what)
+        self.record = tuple([launch() for launch in self._launchers])
+
+    def check_live(self) -> None:
+        """Raise BindError if one of the buffers was freed after binding."""
+        for name, buffer in self.buffers.items():
+            if not buffer.live:
+                raise BindError(f"{self._what}: buffer {name!r} was freed after binding")
+        self._frees = self.device.frees
+
+
+__all__ = ["CudaBound", "CudaDevice", "missing_gpu"]

@@ -1,0 +1,119 @@
+"""Small kernels and programs for tests of the runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from atlas_lab.core.launch import Launch, Program
+from atlas_lab.core.tensor import Tensor
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.lang import cuda
+from atlas_lab.runtime.device import Buffer, Device
+
+
+@L.kernel
+def scale_rows(x: L.In[L.bf16], y: L.Out[L.bf16], n: L.i32, by: L.f32):
+    """y[i] = by * x[i], one element a thread."""
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < n:
+        L.stg_bf16(y, i, by * L.ldg_bf16(x, i))
+
+
+@L.kernel
+def add_one(y: L.InOut[L.bf16], n: L.i32):
+    """y[i] += 1."""
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < n:
+        L.stg_bf16(y, i, L.ld_bf16(y, i) + L.f32(1))
+
+
+@L.kernel
+def widths(y: L.Out[L.u32], a: L.u8, b: L.i16, c: L.i32, d: L.f32, e: L.i64, f: L.u64):
+    """Scalars of every width, as one thread sees them: a, b, c, bits of d, low and high words of e and f."""
+    if cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x == 0:
+        L.stg_b32(y, 0, L.u32(a))
+        L.stg_b32(y, 1, L.u32(b))
+        L.stg_b32(y, 2, L.u32(c))
+        L.stg_b32(y, 3, L.f32_bits(d))
+        L.stg_b32(y, 4, L.u32(e))
+        L.stg_b32(y, 5, L.u32(e >> L.i64(32)))
+        L.stg_b32(y, 6, L.u32(f))
+        L.stg_b32(y, 7, L.u32(f >> L.u64(32)))
+
+
+@L.family
+def reverse(static: int):
+    """y[i] = x[words - 1 - i], u32, through dynamic shared memory, beside `static` bytes of static shared memory."""
+
+    @L.kernel
+    def kernel(x: L.In[L.u32], y: L.Out[L.u32], words: L.i32):
+        staged = L.dynamic_shared(L.u32, 0)
+        extra = L.shared(L.u32, static // 4)
+        t = cuda.threadIdx.x
+        if t == 0:
+            L.sts_b32(extra, 0, L.u32(words))
+        for i in range(t, words, cuda.blockDim.x):
+            L.sts_b32(staged, i, L.ldg_b32(x, i))
+        cuda.syncthreads()
+        last = L.i32(L.lds_b32(extra, 0)) - 1
+        for i in range(t, words, cuda.blockDim.x):
+            L.stg_b32(y, i, L.lds_b32(staged, last - i))
+
+    @L.kernel
+    def plain(x: L.In[L.u32], y: L.Out[L.u32], words: L.i32):
+        staged = L.dynamic_shared(L.u32, 0)
+        t = cuda.threadIdx.x
+        for i in range(t, words, cuda.blockDim.x):
+            L.sts_b32(staged, i, L.ldg_b32(x, i))
+        cuda.syncthreads()
+        for i in range(t, words, cuda.blockDim.x):
+            L.stg_b32(y, i, L.lds_b32(staged, words - 1 - i))
+
+    return kernel if static else plain
+
+
+@L.kernel
+def store_at(y: L.Out[L.u32], i: L.i64, value: L.u32):
+    """y[i] = value: out of bounds if so called."""
+    if cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x == 0:
+        L.stg_b32(y, i, value)
+
+
+@L.kernel
+def spin(flag: L.InOut[L.u32]):
+    """Ends when somebody sets flag[0]."""
+    while L.ld_acquire_b32(flag, 0) == L.u32(0):
+        pass
+
+
+def launch(kernel: Any, threads: int, *args: Any, block: int = 64, **more: Any) -> Launch:
+    return Launch(kernel, grid=-(-threads // block), block=block, args=args, **more)
+
+
+def scale_program(n: int = 100, by: float = 2.0) -> Program:
+    """y = by * x + 1 through a temporary."""
+    x, t, y = Tensor("bf16", (n,), "x"), Tensor("bf16", (n,), "t"), Tensor("bf16", (n,), "y")
+    launches = (
+        launch(scale_rows, n, x, t, n, by, label="scale"),
+        launch(scale_rows, n, t, y, n, 1.0, label="copy"),
+        launch(add_one, n, y, n, label="add"),
+    )
+    return Program("scale and add", launches, inputs=(x,), outputs=(y,), temporaries=(t,))
+
+
+def ports(device: Device, program: Program) -> dict[str, Buffer]:
+    """A buffer for everything a program names."""
+    return {t.name: device.allocate(t.bytes, "ports", name=t.name) for t in program.buffers}
+
+
+def bf16(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
+
+
+def expected_scale(x: np.ndarray, by: float) -> np.ndarray:
+    """What `scale_program` computes, rounding where it rounds."""
+    t = (np.float32(by) * x.astype(np.float32)).astype(ml_dtypes.bfloat16)
+    return (t.astype(np.float32) + np.float32(1)).astype(ml_dtypes.bfloat16)
