@@ -9,26 +9,21 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "atlas-lab", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
+COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("atlas-lab", derandomize=True, **COMMON)  # the same examples in every run
+settings.register_profile("thorough", max_examples=1000, **COMMON)  # fresh ones: `make test-full`
 settings.load_profile("atlas-lab")
 
-# The only reasons for which a test may be skipped when CI is set, by their first words.
-ALLOWED_SKIPS = (
-    "needs --device=cuda",  # no GPU in CI
-    "needs the extra `peers`",  # compared live by `make test-peers`
-)
+# The only tests that may be skipped where CI is set, by marker: no GPU there, and peers are compared by
+# `make test-peers`.
+MAY_SKIP = ("gpu", "peers")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
     report: Any = yield
-    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("CI") and call.excinfo is not None:
-        reason = str(call.excinfo.value)
-        if not reason.startswith(ALLOWED_SKIPS):
-            report.outcome = "failed"
-            report.longrepr = f"{item.nodeid}: skipped where CI is set, and the reason is not allowed: {reason}"
+    expected = hasattr(report, "wasxfail") or any(item.get_closest_marker(name) for name in MAY_SKIP)
+    if report.skipped and os.environ.get("CI") and not expected:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: skipped where CI is set: {call.excinfo.value}"
     return report
-
-

@@ -117,12 +117,12 @@ def load_registry(
             plugin = Plugin(point.name, *_distribution(point), point.value)
             _add(registry, manager, plugin, point.load)
     for name in named:
-        known = [e for e in points if name in (e.name, e.value, e.module) and e.name not in blocked]
-        origins = {(e.name, _distribution(e)[0]) for e in known}
+        named_points = [e for e in points if name in (e.name, e.value, e.module) and e.name not in blocked]
+        origins = {(e.name, _distribution(e)[0]) for e in named_points}
         for fault in registry.faults:
             if (fault.plugin.name, fault.plugin.distribution) in origins:
                 raise PluginError(f"plugin {name}: {fault.sentence}")
-        if known:
+        if named_points:
             continue
         plugin, load = _named(name, base or Path.cwd())
         before = len(registry.faults)
