@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from atlas_lab.checkpoint.checkpoint import Checkpoint, Described, Shown, describe, open_checkpoint, show
+from atlas_lab.checkpoint.checkpoint import Checkpoint, Described, ModelFamily, Shown, describe, open_checkpoint, show
 from atlas_lab.checkpoint.json_object import CheckpointError
 from atlas_lab.checkpoint.qwen35 import synthetic_sites
 from atlas_lab.checkpoint.recognise import check_values, recognise
@@ -32,6 +32,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Described",
+    "ModelFamily",
     "Shown",
     "Sizes",
     "Store",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from atlas_lab.checkpoint.json_object import CheckpointError, brief
 from atlas_lab.checkpoint.qwen35 import QWEN35
@@ -16,7 +16,23 @@ from atlas_lab.core.context import ModelDims
 from atlas_lab.core.projection import Projection, Site
 from atlas_lab.core.tensor import Tensor
 
-BUILT_IN: Mapping[str, Any] = {QWEN35.family: QWEN35}
+
+class ModelFamily(Protocol):
+    """What `atlas_models` provides. `sites` and `dims` raise CheckpointError for a config.json, or tensors, that they
+    cannot read; `meaning` says what a tensor that no projection reads is for."""
+
+    family: str
+
+    def matches(self, config: Mapping[str, Any]) -> bool: ...
+
+    def dims(self, config: Mapping[str, Any]) -> ModelDims: ...
+
+    def sites(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[Site]: ...
+
+    def meaning(self, name: str) -> str: ...
+
+
+BUILT_IN: Mapping[str, ModelFamily] = {QWEN35.family: QWEN35}
 
 
 @dataclass(frozen=True)
@@ -28,7 +44,7 @@ class Checkpoint:
     dims: ModelDims
     sites: tuple[Site, ...]
     unread: tuple[Tensor, ...]
-    model: Any
+    model: ModelFamily
 
     @property
     def path(self) -> Path:
@@ -58,15 +74,15 @@ class Described:
 
 @dataclass(frozen=True)
 class Shown:
-    """What `show` found: rows in the files' order of names, and one sentence a fault among the values (None where
-    they were not read)."""
+    """What `show` found: a row for every tensor, and one sentence for each weight with a fault among its values (None
+    where they were not read)."""
 
     checkpoint: Checkpoint
     rows: tuple[Described, ...]
     faults: tuple[str, ...] | None = None
 
 
-def open_checkpoint(path: str | os.PathLike[str], models: Mapping[str, Any] | None = None) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], models: Mapping[str, ModelFamily] | None = None) -> Checkpoint:
     """Read a checkpoint's headers and config.json. `models` are families by name (a registry's); raises
     CheckpointError."""
     store = Store.open(path)
@@ -98,7 +114,7 @@ def describe(checkpoint: Checkpoint) -> list[Described]:
     return rows + [Described(t, note=checkpoint.model.meaning(t.name)) for t in checkpoint.unread]
 
 
-def show(path: str | os.PathLike[str], verify: bool = False, models: Mapping[str, Any] | None = None) -> Shown:
+def show(path: str | os.PathLike[str], verify: bool = False, models: Mapping[str, ModelFamily] | None = None) -> Shown:
     """What a checkpoint holds; with `verify` the values of all its projections' weights are read and checked.
 
     Raises CheckpointError for a checkpoint that cannot be opened; faults among the values are listed.

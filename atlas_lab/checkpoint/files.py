@@ -72,7 +72,7 @@ def _shards(groups: Iterable[Group], limit: int | None) -> list[list[Group]]:
 
 def _write(path: Path, groups: Sequence[Group], metadata: Mapping[str, str]) -> None:
     tensors = {t.name: t for g in groups for t in g.tensors}
-    header, offsets = _header(tensors.values(), metadata)
+    header, offsets = file_header(tensors.values(), metadata)
     with path.open("wb") as file:
         file.write(header)
         for g in groups:
@@ -88,7 +88,7 @@ def _put(file: BinaryIO, t: Tensor, values: np.ndarray, at: int) -> None:
     file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
-def _header(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+def file_header(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
     """The file up to its data, and where in the data each tensor begins."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offsets = {}

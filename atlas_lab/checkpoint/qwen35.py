@@ -77,9 +77,10 @@ class Qwen35:
         supported convention, or has another shape than config.json says."""
         s = Sizes.of(config)
         prefix = _prefix(tensors)
-        part = _part(config)
-        sites = [_site(s, prefix, layer, roles, tensors) for layer, roles in selected(s, *part)]
-        return sites
+        return [
+            Site(tuple(_projection(s, prefix, layer, role, tensors) for role in roles))
+            for layer, roles in selected(s, *_part(config))
+        ]
 
     def meaning(self, name: str) -> str:
         """What a tensor that no projection reads is for."""
@@ -176,10 +177,6 @@ def _part(config: Mapping[str, Any]) -> tuple[list[int] | None, list[str] | None
     if not isinstance(layers, list) or not isinstance(roles, list) or not all(isinstance(r, str) for r in roles):
         raise CheckpointError(f"config.json: {PART}: found {brief(part)}, expected lists of layers and roles")
     return layers, roles
-
-
-def _site(s: Sizes, prefix: str, layer: int, roles: tuple[str, ...], tensors: Mapping[str, Tensor]) -> Site:
-    return Site(tuple(_projection(s, prefix, layer, role, tensors) for role in roles))
 
 
 def _projection(s: Sizes, prefix: str, layer: int, role: str, tensors: Mapping[str, Tensor]) -> Projection:

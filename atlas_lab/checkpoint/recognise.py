@@ -15,7 +15,10 @@ Tensors = Mapping[str, Tensor]
 
 # Tensors of weights and their companions, in every convention that is known; those that no supported one has make a
 # weight something else (integer codes, zero points, permutations, a scale of its input).
-_KNOWN = tuple(dict.fromkeys(s for fields in SUFFIXES.values() for suffixes in fields.values() for s in suffixes))
+_CODES = ("weight", "weight_packed")
+_KNOWN = tuple(
+    dict.fromkeys((*_CODES, *(s for fields in SUFFIXES.values() for suffixes in fields.values() for s in suffixes)))
+)
 _FOREIGN = (
     "weight_zero_point",
     "weight_shape",
@@ -38,7 +41,7 @@ def recognise(tensors: Tensors, module: str) -> WeightSource | None:
     held = {s: tensors[f"{module}.{s}"] for s in (*_KNOWN, *_FOREIGN) if f"{module}.{s}" in tensors}
     if not held:
         return None
-    weights = [s for s in ("weight", "weight_packed") if s in held]
+    weights = [s for s in _CODES if s in held]
     if len(weights) != 1:
         wanted = f"{module}.weight or {module}.weight_packed"
         found = ", ".join(held)
@@ -68,6 +71,9 @@ def check_values(store: Store, weight: WeightSource, label: str) -> None:
 
 def _family(weight: Tensor, held: Tensors, *, packed: bool) -> str:
     """Key into SUFFIXES by the dtype of the codes."""
+    scale = held.get("weight_scale")
+    if weight.dtype == "u8" and scale is not None and scale.dtype == "u8":
+        raise CheckpointError(f"{scale.name}: found dtype u8 (scales of MXFP4), expected e4m3 (NVFP4)")
     if packed:
         if weight.dtype != "u8":
             kind = " (integer codes, pack-quantized)" if weight.dtype == "i32" else ""
@@ -87,14 +93,14 @@ def _fields(module: str, family: str, held: Tensors) -> dict[str, Tensor]:
         found = [s for s in suffixes if s in held]
         names = " or ".join(f"{module}.{s}" for s in suffixes)
         if not found:
-            raise CheckpointError(f"{names}: missing, found {_names(module, held)}, expected it in a {title} weight")
+            raise CheckpointError(f"{names}: missing, found {_names(module, held)}, expected it in {title} weights")
         if len(found) > 1:
-            raise CheckpointError(f"{module}: found {' and '.join(found)}, expected one of them in a {title} weight")
+            raise CheckpointError(f"{module}: found {' and '.join(found)}, expected one of them in {title} weights")
         fields[field] = held[found[0]]
     for suffix in held:
         if held[suffix] not in fields.values():
             expected = ", ".join(t.name.removeprefix(f"{module}.") for t in fields.values())
-            raise CheckpointError(f"{module}.{suffix}: found beside a {title} weight, expected only {expected}")
+            raise CheckpointError(f"{module}.{suffix}: found with {title} weights, expected only {expected}")
     return fields
 
 
@@ -137,9 +143,8 @@ def _agree(specs: Mapping[str, tuple[str, tuple[int, ...]]], fields: Tensors, we
         t = fields[field]
         shapes = ((), (1,)) if field == "global_scale" else (shape,)
         if t.dtype != dtype or t.shape not in shapes:
-            kind = " (MXFP4 has such)" if field == "scale" and t.dtype == "u8" else ""
             wanted = " or ".join(f"{dtype}{list(s)}" for s in shapes)
             raise CheckpointError(
-                f"{t.name}: found {t.dtype}{list(t.shape)}{kind}, expected {wanted} for the "
+                f"{t.name}: found {t.dtype}{list(t.shape)}, expected {wanted} for the "
                 f"{weight.dtype}{list(weight.shape)} codes of {weight.name}"
             )

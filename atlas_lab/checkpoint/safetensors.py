@@ -59,9 +59,7 @@ class SafetensorsFile:
         if begin == end:
             return np.empty(tensor.shape, host)
         if self._map is None:
-            self._map = _map(self.path)
-        if len(self._map) < end:
-            raise CheckpointError(f"{self.path}: found {len(self._map)} bytes, expected the {end} it had when opened")
+            self._map = _map(self.path, self.data_start + max(last for _, last in self.header.offsets.values()))
         values = np.frombuffer(self._map, host, tensor.elements, begin).reshape(tensor.shape)
         # Some writers do not pad the header to 8 bytes, which moves every tensor off its alignment.
         return values if values.flags.aligned else values.copy()
@@ -127,8 +125,8 @@ def _entry(name: str, entry: Any, label: str) -> tuple[Tensor, tuple[int, int]]:
         )
     if prod(e for e in shape if e) * element.bytes > MOST_BYTES:
         raise CheckpointError(f"{label}: shape: found {brief(shape)}, expected at most 2^62 bytes")
-    if not (isinstance(span, list) and len(span) == 2 and all(is_integer(o) and o >= 0 for o in span)):
-        raise CheckpointError(f"{label}: data_offsets: found {brief(span)}, expected two integers of 0 or more")
+    if not (isinstance(span, list) and len(span) == 2 and all(is_integer(o) and 0 <= o <= MOST_BYTES for o in span)):
+        raise CheckpointError(f"{label}: data_offsets: found {brief(span)}, expected two integers from 0 to 2^62")
     begin, end = span
     if begin > end:
         raise CheckpointError(f"{label}: data_offsets: found {brief(span)}, expected the first at most the second")
@@ -170,9 +168,13 @@ def _cover(offsets: Mapping[str, tuple[int, int]], data_bytes: int, label: str) 
         raise CheckpointError(f"{label}: found {data_bytes} bytes of data, expected {at} (no tensor covers the rest)")
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path, size: int) -> mmap.mmap:
+    """The file, which had `size` bytes when it was opened; touching a page beyond its end would kill the process."""
     try:
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as e:  # ValueError: an empty file
-        raise CheckpointError(f"{path}: cannot be mapped ({e})") from None
+            found = file.seek(0, 2)
+            if found != size:
+                raise CheckpointError(f"{path}: found {found} bytes, expected the {size} it had when it was opened")
+            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read ({e.strerror})") from None

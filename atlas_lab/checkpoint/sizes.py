@@ -17,6 +17,8 @@ TEXT_MODEL_TYPE = "qwen3_5_text"
 ATTENTION = "full_attention"
 GATED_DELTA_NET = "linear_attention"
 
+MOST_LAYERS = 10_000  # far above any model, far below what a loop over layers would hang on
+
 # Fields of Sizes by their key in config.json.
 KEYS = {
     "hidden": "hidden_size",
@@ -57,6 +59,8 @@ class Sizes:
         for name, key in KEYS.items():
             _positive(getattr(self, name), key)
         _positive(self.interval, "full_attention_interval")
+        if self.layers > MOST_LAYERS:
+            raise CheckpointError(f"num_hidden_layers: found {self.layers}, expected at most {MOST_LAYERS}")
         for many, few in (("heads", "kv_heads"), ("value_heads", "key_heads")):
             if getattr(self, many) % getattr(self, few):
                 raise CheckpointError(

@@ -29,7 +29,7 @@ def atlas_formats() -> Iterable[Format]:  # type: ignore[empty-body]
 
 @hookspec  # type: ignore[untyped-decorator]
 def atlas_models() -> Iterable[Any]:  # type: ignore[empty-body]
-    """Model families this plugin adds: objects with `family`, `matches(config)` and `sites(config, tensors)`."""
+    """Model families this plugin adds: objects as `atlas_lab.checkpoint.ModelFamily` says."""
 
 
 @hookspec  # type: ignore[untyped-decorator]
