@@ -1,4 +1,37 @@
-"""The kernel language."""
+"""The kernel language: what a kernel is written in, compiled from, and interpreted with.
+
+A kernel is a plain Python function under `@kernel` that names its parameters' types and calls intrinsics. The same
+function runs on a GPU, through the compiler with no GPU present, and on the interpreter (`atlas_lab.simt`).
+
+    from atlas_lab.kernels import lang as L
+    from atlas_lab.kernels.lang import cuda
+
+    @L.kernel(launch_bounds=(128, 4))
+    def scale(x: L.In[L.bf16], y: L.Out[L.bf16], a: L.f32, n: L.i32):
+        for i in range(cuda.blockIdx.x * 128 + cuda.threadIdx.x, n, cuda.gridDim.x * 128):
+            L.stg_bf16(y, i, a * L.ldg_bf16(x, i))
+
+Intrinsics by module: `memory` and `shared` (loads, stores, pointers), `convert`, `half`, `integer`, `arithmetic`,
+`warp`, `tensor`, `copy`, `barrier`, `atomic`. Each has PTX, a NumPy meaning, an effect and the hardware it needs;
+`intrinsic` adds one. `family` makes kernels from compile-time parameters, `device` a helper to call from kernels,
+`wrap` a kernel from an existing `numba.cuda.jit` dispatcher. `compile_kernel`, `check_kernel`, `ptx` and `sass`
+need the compiler only, and import it when called.
+
+Numbers. Integers are Numba's: arithmetic on any of them is 64 bits wide, unsigned only if both sides are; `/`, and
+comparing u64 with a signed integer, give float64, which `check_kernel` refuses. The interpreter uses Python's
+integers, so cast (`L.u32(…)`) before anything that sees more than the low bits: `>>`, `//`, `%`, a comparison.
+`a * b + c` in float32 may be fused: use `fma_rn`, `mul_rn`, `add_rn` where the rounding matters.
+
+Loops that compile well:
+
+- `for i in range(start, stop, step)` with a step known at compile time becomes a 64-bit `while` loop, whose addresses
+  are increments and immediate offsets. A run-time step keeps Numba's slower iterator: write
+  `while i < stop: …; i += step` instead. Use `i` as an index as it is; casting it to 32 bits hides it from LLVM.
+- `for i in unroll(n)` is repeated for sure. Index tuples only so: indexed by a run-time value, a tuple becomes a
+  chain of selects, or local memory. Build one by `t = t + (x,)` inside.
+- Issue all loads of a step first, then compute: loads are not moved across branches.
+- Loop bounds that differ by thread may not surround `warp_…`, `shfl_…`, `mma_…`, `ldmatrix_…` or barriers.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +59,16 @@ from atlas_lab.kernels.lang.atomic import (
     atomic_max_u32,
 )
 from atlas_lab.kernels.lang.barrier import barrier_arrive, barrier_sync, fence_block, fence_gpu, nanosleep
+from atlas_lab.kernels.lang.compile import (
+    ARCHITECTURES,
+    Compiled,
+    architectures,
+    check_kernel,
+    compile_kernel,
+    compiler_missing,
+    ptx,
+    sass,
+)
 from atlas_lab.kernels.lang.convert import (
     bf16_hi,
     bf16_lo,
@@ -52,6 +95,7 @@ from atlas_lab.kernels.lang.half import badd2, bfma2, bmul2, hadd2, hfma2, hmul2
 from atlas_lab.kernels.lang.integer import byte, dp4a, dp4a_u32, lop3, popc, prmt, s8, shf_l, shf_r
 from atlas_lab.kernels.lang.intrinsic import intrinsic
 from atlas_lab.kernels.lang.kernel import DeviceFunction, Kernel, KernelError, KernelSpec, device, family, kernel, wrap
+from atlas_lab.kernels.lang.loops import unroll
 from atlas_lab.kernels.lang.memory import (
     cast,
     ld_acquire_b32,
@@ -154,6 +198,8 @@ from atlas_lab.kernels.lang.warp import (
 )
 
 __all__ = [
+    "ARCHITECTURES",
+    "Compiled",
     "Const",
     "DeviceFunction",
     "Dtype",
@@ -176,6 +222,7 @@ __all__ = [
     "add_rn",
     "all_sync",
     "any_sync",
+    "architectures",
     "atomic_add_f32",
     "atomic_add_i32",
     "atomic_add_u32",
@@ -196,6 +243,9 @@ __all__ = [
     "bmul2",
     "byte",
     "cast",
+    "check_kernel",
+    "compile_kernel",
+    "compiler_missing",
     "cp_async_4",
     "cp_async_8",
     "cp_async_16",
@@ -282,10 +332,12 @@ __all__ = [
     "offset",
     "popc",
     "prmt",
+    "ptx",
     "rcp_approx",
     "rint",
     "rsqrt_approx",
     "s8",
+    "sass",
     "shared",
     "shf_l",
     "shf_r",
@@ -317,6 +369,7 @@ __all__ = [
     "u16",
     "u32",
     "u64",
+    "unroll",
     "warp_id",
     "warp_max",
     "warp_sum",

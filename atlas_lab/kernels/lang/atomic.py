@@ -22,8 +22,13 @@ def _atomic(name: str, instruction: str, unit: Scalar, change: Callable[[Any, An
 
     run.__doc__ = f"{instruction} on one {unit}."
     return Op(
-        name, (_TARGET, unit), unit, ptx=f"atom.{{space}}.{instruction} $0, [$1], $2;", numpy=run,
-        effect=Effect.WRITE, section=_ATOM,
+        name,
+        (_TARGET, unit),
+        unit,
+        ptx=f"atom.{{space}}.{instruction} $0, [$1], $2;",
+        numpy=run,
+        effect=Effect.WRITE,
+        section=_ATOM,
     )
 
 
@@ -42,6 +47,11 @@ def _cas(p: Pointer, i: int, expected: int, v: int) -> Any:
 
 
 atomic_cas_u32 = Op(
-    "atomic_cas_u32", (_TARGET, u32, u32), u32, ptx="atom.{space}.cas.b32 $0, [$1], $2, $3;", numpy=_cas,
-    effect=Effect.WRITE, section=_ATOM,
+    "atomic_cas_u32",
+    (_TARGET, u32, u32),
+    u32,
+    ptx="atom.{space}.cas.b32 $0, [$1], $2, $3;",
+    numpy=_cas,
+    effect=Effect.WRITE,
+    section=_ATOM,
 )

@@ -35,16 +35,26 @@ def _sleep(ns: int) -> None:
 
 
 barrier_sync = Op(
-    "barrier_sync", (i32, i32), None, ptx="bar.sync $0, $1;", numpy=_sync, effect=Effect.SYNC, section=_BAR,
+    "barrier_sync",
+    (i32, i32),
+    None,
+    ptx="bar.sync $0, $1;",
+    numpy=_sync,
+    effect=Effect.SYNC,
+    section=_BAR,
     convergent=True,
 )
 barrier_arrive = Op(
-    "barrier_arrive", (i32, i32), None, ptx="bar.arrive $0, $1;", numpy=_arrive, effect=Effect.SYNC, section=_BAR,
+    "barrier_arrive",
+    (i32, i32),
+    None,
+    ptx="bar.arrive $0, $1;",
+    numpy=_arrive,
+    effect=Effect.SYNC,
+    section=_BAR,
     convergent=True,
 )
-fence_block = Op(
-    "fence_block", (), None, ptx="membar.cta;", numpy=_fence_block, effect=Effect.SYNC, section=_MEMBAR
-)
+fence_block = Op("fence_block", (), None, ptx="membar.cta;", numpy=_fence_block, effect=Effect.SYNC, section=_MEMBAR)
 fence_gpu = Op("fence_gpu", (), None, ptx="membar.gl;", numpy=_fence_gpu, effect=Effect.SYNC, section=_MEMBAR)
 nanosleep = Op(
     "nanosleep", (u32,), None, ptx="nanosleep.u32 $0;", numpy=_sleep, effect=Effect.SYNC, section="9.7.19 nanosleep"

@@ -37,47 +37,89 @@ f32_bits = Op(
     "f32_bits", (f32,), u32, ptx=lambda e, v: e.builder.bitcast(v, e.const(0).type), numpy=to_bits, section="9.7.9 mov"
 )
 bf16_lo = Op(
-    "bf16_lo", (u32,), f32, numpy=lambda v: BF16[v & 0xFFFF], section=_LOGIC,
+    "bf16_lo",
+    (u32,),
+    f32,
+    numpy=lambda v: BF16[v & 0xFFFF],
+    section=_LOGIC,
     ptx=lambda e, v: e.bits_f32(e.builder.shl(v, e.const(16))),
 )
 bf16_hi = Op(
-    "bf16_hi", (u32,), f32, numpy=lambda v: BF16[v >> 16 & 0xFFFF], section=_LOGIC,
+    "bf16_hi",
+    (u32,),
+    f32,
+    numpy=lambda v: BF16[v >> 16 & 0xFFFF],
+    section=_LOGIC,
     ptx=lambda e, v: e.bits_f32(e.builder.and_(v, e.const(0xFFFF0000))),
 )
 bf16x2 = Op(
-    "bf16x2", (f32, f32), u32, ptx="cvt.rn.bf16x2.f32 $0, $2, $1;", needs=_SM80, section=_CVT,
+    "bf16x2",
+    (f32, f32),
+    u32,
+    ptx="cvt.rn.bf16x2.f32 $0, $2, $1;",
+    needs=_SM80,
+    section=_CVT,
     numpy=lambda lo, hi: bf16_bits(lo) | bf16_bits(hi) << 16,
 )
 f16_lo = Op(
-    "f16_lo", (u32,), f32, ptx="{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", section=_CVT,
+    "f16_lo",
+    (u32,),
+    f32,
+    ptx="{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }",
+    section=_CVT,
     numpy=lambda v: F16[v & 0xFFFF],
 )
 f16_hi = Op(
-    "f16_hi", (u32,), f32, ptx="{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }", section=_CVT,
+    "f16_hi",
+    (u32,),
+    f32,
+    ptx="{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }",
+    section=_CVT,
     numpy=lambda v: F16[v >> 16 & 0xFFFF],
 )
 f16x2 = Op(
-    "f16x2", (f32, f32), u32, ptx="cvt.rn.f16x2.f32 $0, $2, $1;", needs=_SM80, section=_CVT,
+    "f16x2",
+    (f32, f32),
+    u32,
+    ptx="cvt.rn.f16x2.f32 $0, $2, $1;",
+    needs=_SM80,
+    section=_CVT,
     numpy=lambda lo, hi: f16_bits(single(lo)) | f16_bits(single(hi)) << 16,
 )
 e4m3x2_f16x2 = Op(
-    "e4m3x2_f16x2", (u32,), u32, needs=_SM89, section=_CVT,
+    "e4m3x2_f16x2",
+    (u32,),
+    u32,
+    needs=_SM89,
+    section=_CVT,
     ptx="{ .reg .b16 h; cvt.u16.u32 h, $1; cvt.rn.f16x2.e4m3x2 $0, h; }",
     numpy=lambda v: E4M3_F16[v & 0xFF] | E4M3_F16[v >> 8 & 0xFF] << 16,
 )
 e5m2x2_f16x2 = Op(
-    "e5m2x2_f16x2", (u32,), u32, needs=_SM89, section=_CVT,
+    "e5m2x2_f16x2",
+    (u32,),
+    u32,
+    needs=_SM89,
+    section=_CVT,
     ptx="{ .reg .b16 h; cvt.u16.u32 h, $1; cvt.rn.f16x2.e5m2x2 $0, h; }",
     numpy=lambda v: E5M2_F16[v & 0xFF] | E5M2_F16[v >> 8 & 0xFF] << 16,
 )
 e4m3x2 = Op(
-    "e4m3x2", (f32, f32), u32, needs=_SM89, section=_CVT,
+    "e4m3x2",
+    (f32, f32),
+    u32,
+    needs=_SM89,
+    section=_CVT,
     ptx="{ .reg .b16 h; cvt.rn.satfinite.e4m3x2.f32 h, $2, $1; cvt.u32.u16 $0, h; }",
     numpy=lambda lo, hi: e4m3_bits(lo) | e4m3_bits(hi) << 8,
 )
 
 f32_i32 = Op(
-    "f32_i32", (f32,), i32, ptx="cvt.rni.s32.f32 $0, $1;", section=_CVT,
+    "f32_i32",
+    (f32,),
+    i32,
+    ptx="cvt.rni.s32.f32 $0, $1;",
+    section=_CVT,
     numpy=lambda x: 0 if x != x else round(max(-2147483648.0, min(2147483647.0, float(x)))),
 )
 i32_f32 = Op("i32_f32", (i32,), f32, ptx="cvt.rn.f32.s32 $0, $1;", numpy=lambda v: Single(i32(v)), section=_CVT)
@@ -122,11 +164,20 @@ def _emit_e4m3(magnitude: int, shift: int, scale: str, scaling: int) -> Any:
 
 # sm_80 multiplies bf16 pairs through fma with -0.0, which keeps the sign of zero.
 e4m3x4_bf16x2 = Op(
-    "e4m3x4_bf16x2", (u32,), Vec(u32, 2), numpy=_e4m3x4_bf16x2, needs=_SM80, section=_LOGIC,
+    "e4m3x4_bf16x2",
+    (u32,),
+    Vec(u32, 2),
+    numpy=_e4m3x4_bf16x2,
+    needs=_SM80,
+    section=_LOGIC,
     ptx=_emit_e4m3(0x07F007F0, 4, "fma.rn.bf16x2 $0, $1, $2, $3;", 0x7B807B80),
 )
 e4m3x4_f16x2 = Op(
-    "e4m3x4_f16x2", (u32,), Vec(u32, 2), numpy=_e4m3x4_f16x2, section=_LOGIC,
+    "e4m3x4_f16x2",
+    (u32,),
+    Vec(u32, 2),
+    numpy=_e4m3x4_f16x2,
+    section=_LOGIC,
     ptx=_emit_e4m3(0x3F803F80, 1, "fma.rn.f16x2 $0, $1, $2, $3;", 0x5C005C00),
 )
 
@@ -182,10 +233,18 @@ def _emit_e2m1(low_bytes: tuple[int, int] | None, high_bytes: tuple[int, int]) -
 
 
 e2m1x8_bf16x2 = Op(
-    "e2m1x8_bf16x2", (u32,), Vec(u32, 4), numpy=_e2m1x8_bf16x2, section=_LOGIC,
+    "e2m1x8_bf16x2",
+    (u32,),
+    Vec(u32, 4),
+    numpy=_e2m1x8_bf16x2,
+    section=_LOGIC,
     ptx=_emit_e2m1((0xC0800000, 0xC0804000), (0x3F3F3F00, 0x40404040)),
 )
 e2m1x8_f16x2 = Op(
-    "e2m1x8_f16x2", (u32,), Vec(u32, 4), numpy=_e2m1x8_f16x2, section=_LOGIC,
+    "e2m1x8_f16x2",
+    (u32,),
+    Vec(u32, 4),
+    numpy=_e2m1x8_f16x2,
+    section=_LOGIC,
     ptx=_emit_e2m1(None, (0x3E3C3800, 0x46444240)),
 )

@@ -21,7 +21,13 @@ def _cp_async(size: int) -> Op:
     )
     cache = "cg" if size == 16 else "ca"
     return Op(
-        f"cp_async_{size}", (SHARED, Ptr(), i32), None, numpy=run, effect=Effect.WRITE, needs=_SM80, section=_CP,
+        f"cp_async_{size}",
+        (SHARED, Ptr(), i32),
+        None,
+        numpy=run,
+        effect=Effect.WRITE,
+        needs=_SM80,
+        section=_CP,
         ptx=f"cp.async.{cache}.shared.global [$0], [$1], {size}, $2;",
     )
 
@@ -40,10 +46,22 @@ def _wait(n: int) -> None:
 
 
 cp_async_commit = Op(
-    "cp_async_commit", (), None, ptx="cp.async.commit_group;", numpy=_commit, effect=Effect.SYNC, needs=_SM80,
+    "cp_async_commit",
+    (),
+    None,
+    ptx="cp.async.commit_group;",
+    numpy=_commit,
+    effect=Effect.SYNC,
+    needs=_SM80,
     section=_CP,
 )
 cp_async_wait = Op(
-    "cp_async_wait", (Const("n"),), None, ptx="cp.async.wait_group {n};", numpy=_wait, effect=Effect.SYNC,
-    needs=_SM80, section=_CP,
+    "cp_async_wait",
+    (Const("n"),),
+    None,
+    ptx="cp.async.wait_group {n};",
+    numpy=_wait,
+    effect=Effect.SYNC,
+    needs=_SM80,
+    section=_CP,
 )

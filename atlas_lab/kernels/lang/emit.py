@@ -45,8 +45,17 @@ class Emitter:
         kind = ir.VoidType() if not results else results[0] if len(results) == 1 else ir.LiteralStructType(results)
         function = ir.FunctionType(kind, [a.type for a in args])
         asm = ir.InlineAsm(function, text, ",".join(constraints), side_effect=not pure)
-        value = self.builder.call(asm, args, attrs=("convergent",) if self.op.convergent else ())
+        attributes = ["nounwind"] + ["readnone"] * pure + ["convergent"] * self.op.convergent
+        value = self.builder.call(asm, args, attrs=attributes)
         return [value] if len(results) == 1 else self.elements(value, len(results))
+
+    def special(self, register: str) -> Any:
+        """A 32-bit special register, such as `tid.x`; the compiler knows its range."""
+        name = f"llvm.nvvm.read.ptx.sreg.{register}"
+        function = self.builder.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.builder.module, ir.FunctionType(I32, []), name)
+        return self.builder.call(function, [])
 
     def u32(self, text: str, *args: Any) -> Any:
         """An asm text with one 32-bit integer result; Python integers among the arguments become constants."""

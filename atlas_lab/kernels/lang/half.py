@@ -26,29 +26,60 @@ def _lanes(f: Callable[..., int]) -> Callable[..., int]:
 
 
 hadd2 = Op(
-    "hadd2", (u32, u32), u32, ptx="add.rn.f16x2 $0, $1, $2;", numpy=_lanes(_f16(lambda a, b: a + b)), section=_HALF,
+    "hadd2",
+    (u32, u32),
+    u32,
+    ptx="add.rn.f16x2 $0, $1, $2;",
+    numpy=_lanes(_f16(lambda a, b: a + b)),
+    section=_HALF,
     unit_roundoff=U_F16,
 )
 hmul2 = Op(
-    "hmul2", (u32, u32), u32, ptx="mul.rn.f16x2 $0, $1, $2;", numpy=_lanes(_f16(lambda a, b: a * b)), section=_HALF,
+    "hmul2",
+    (u32, u32),
+    u32,
+    ptx="mul.rn.f16x2 $0, $1, $2;",
+    numpy=_lanes(_f16(lambda a, b: a * b)),
+    section=_HALF,
     unit_roundoff=U_F16,
 )
 hfma2 = Op(
-    "hfma2", (u32, u32, u32), u32, ptx="fma.rn.f16x2 $0, $1, $2, $3;",
-    numpy=_lanes(_f16(lambda a, b, c: odd(a * b, c))), section=_HALF, unit_roundoff=U_F16,
+    "hfma2",
+    (u32, u32, u32),
+    u32,
+    ptx="fma.rn.f16x2 $0, $1, $2, $3;",
+    numpy=_lanes(_f16(lambda a, b, c: odd(a * b, c))),
+    section=_HALF,
+    unit_roundoff=U_F16,
 )
 # sm_80 has only the fma of bf16 pairs: a·1 + b, and a·b + (−0), which keeps the sign of a zero product.
 badd2 = Op(
-    "badd2", (u32, u32), u32, needs=_SM80, section=_HALF, unit_roundoff=U_BF16,
+    "badd2",
+    (u32, u32),
+    u32,
+    needs=_SM80,
+    section=_HALF,
+    unit_roundoff=U_BF16,
     ptx=lambda e, a, b: e.u32("fma.rn.bf16x2 $0, $1, $2, $3;", a, 0x3F803F80, b),
     numpy=_lanes(_bf16(odd)),
 )
 bmul2 = Op(
-    "bmul2", (u32, u32), u32, needs=_SM80, section=_HALF, unit_roundoff=U_BF16,
+    "bmul2",
+    (u32, u32),
+    u32,
+    needs=_SM80,
+    section=_HALF,
+    unit_roundoff=U_BF16,
     ptx=lambda e, a, b: e.u32("fma.rn.bf16x2 $0, $1, $2, $3;", a, b, 0x80008000),
     numpy=_lanes(_bf16(lambda a, b: a * b)),
 )
 bfma2 = Op(
-    "bfma2", (u32, u32, u32), u32, ptx="fma.rn.bf16x2 $0, $1, $2, $3;", needs=_SM80, section=_HALF,
-    unit_roundoff=U_BF16, numpy=_lanes(_bf16(lambda a, b, c: odd(a * b, c))),
+    "bfma2",
+    (u32, u32, u32),
+    u32,
+    ptx="fma.rn.bf16x2 $0, $1, $2, $3;",
+    needs=_SM80,
+    section=_HALF,
+    unit_roundoff=U_BF16,
+    numpy=_lanes(_bf16(lambda a, b, c: odd(a * b, c))),
 )

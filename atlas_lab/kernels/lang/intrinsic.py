@@ -48,8 +48,17 @@ def intrinsic(
     if isinstance(ptx, str):
         _check_text(name, operands, result, ptx)
     return Op(
-        name, operands, result, ptx=ptx, numpy=numpy, effect=effect, needs=needs, section=section, tied=tied,
-        convergent=convergent, unit_roundoff=unit_roundoff,
+        name,
+        operands,
+        result,
+        ptx=ptx,
+        numpy=numpy,
+        effect=effect,
+        needs=needs,
+        section=section,
+        tied=tied,
+        convergent=convergent,
+        unit_roundoff=unit_roundoff,
     )
 
 

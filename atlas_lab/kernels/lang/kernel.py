@@ -40,7 +40,7 @@ class KernelSpec:
 
 
 def _plain(value: Any) -> str:
-    return "".join(c for c in str(value) if c.isalnum() or c == "_")
+    return "".join(c for c in str(value) if c.isascii() and (c.isalnum() or c == "_"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,22 +135,38 @@ def _params(function: Callable[..., None]) -> tuple[Parameter, ...]:
 def family(factory: Callable[..., Kernel]) -> Callable[..., Kernel]:
     """Make a function that returns a kernel a family of kernels: its arguments are the compile-time parameters.
 
-    Calls with equal arguments return the same kernel; the kernel is named after the factory and its arguments.
+    Calls with equal arguments return the same kernel; the kernel is named after the factory and its arguments, which
+    are numbers, strings, None, element types, or tuples of these. Raises KernelError for others.
     """
     signature = inspect.signature(factory)
 
     @functools.cache
     def build(parameters: tuple[tuple[str, Any], ...]) -> Kernel:
         made = factory(**dict(parameters))
+        if not isinstance(made, Kernel):
+            raise KernelError(f"family {factory.__name__}: found {made!r} returned, expected a kernel")
         return replace(made, spec=KernelSpec(factory.__name__, parameters, factory.__module__))
 
     @functools.wraps(factory)
     def call(*args: Any, **kwargs: Any) -> Kernel:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            if not _nameable(value):
+                raise KernelError(
+                    f"family {factory.__name__}: found {value!r} as {name}, expected a number, a string, None, an "
+                    "element type or a tuple of these"
+                )
         return build(tuple(bound.arguments.items()))
 
     return call
+
+
+def _nameable(value: Any) -> bool:
+    """Whether a parameter's text is the same in every process."""
+    if isinstance(value, tuple):
+        return all(map(_nameable, value))
+    return value is None or isinstance(value, bool | int | float | str | Scalar)
 
 
 class DeviceFunction:

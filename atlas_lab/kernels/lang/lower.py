@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from llvmlite import ir
 from numba import cuda as numba_cuda
-from numba.core.errors import TypingError
 from numba.cuda import types
-from numba.cuda.compiler import compile_cuda
+from numba.cuda.core.errors import TypingError
 from numba.cuda.datamodel.models import OpaqueModel, PrimitiveModel
 from numba.cuda.descriptor import cuda_target
-from numba.cuda.dispatcher import CUDADispatcher
-from numba.cuda.extending import _Intrinsic, typeof_impl
+from numba.cuda.extending import typeof_impl
 from numba.cuda.models import register_model
 
 from atlas_lab.kernels.lang import types as lang
 from atlas_lab.kernels.lang.emit import Emitter, address_type, llvm_type
-from atlas_lab.kernels.lang.kernel import DeviceFunction
 from atlas_lab.kernels.lang.op import Const, Dtype, Op, Operand, Ptr, PtrTo, Result, Vec
 from atlas_lab.kernels.lang.proxy import CudaProxy
 
@@ -36,16 +34,56 @@ class _PointerModel(PrimitiveModel):  # type: ignore[misc]
         super().__init__(dmm, fe_type, address_type(fe_type.to.space))
 
 
-class StorageType(types.Opaque):  # type: ignore[misc]
+class StorageType(types.Callable, types.Opaque):  # type: ignore[misc]
     """The type of a storage element type named in a kernel, such as `L.bf16` in `L.shared(L.bf16, 64)`."""
 
     def __init__(self, dtype: lang.Scalar) -> None:
         self.dtype = dtype
         super().__init__(name=f"element type {dtype}")
 
+    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+        raise TypingError(f"{self.dtype} is a storage type: convert with an intrinsic, not with {self.dtype}(...)")
+
+    def get_impl_key(self, sig: Any) -> Any:
+        return None
+
+    def get_call_signatures(self) -> tuple[list[Any], bool]:
+        return [], False
+
 
 register_model(StorageType)(OpaqueModel)
 
+
+class OpType(types.Callable, types.Opaque):  # type: ignore[misc]
+    """The type of an intrinsic: typed and lowered by the op's description."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        super().__init__(name=f"intrinsic {op.name}")
+        if op not in _LOWERED:
+            _LOWERED.add(op)
+            implementation = functools.partial(_lower, op)
+            cuda_target.target_context.insert_func_defn([(implementation, op, (types.VarArg(types.Any),))])
+
+    @property
+    def key(self) -> Op:
+        return self.op
+
+    def get_call_type(self, context: Any, args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+        if kws:
+            raise TypingError(f"{self.op.name}: arguments are positional, found {', '.join(kws)}")
+        return _type(self.op, args)[0]
+
+    def get_impl_key(self, sig: Any) -> Op:
+        return self.op
+
+    def get_call_signatures(self) -> tuple[list[Any], bool]:
+        return [], True
+
+
+register_model(OpType)(OpaqueModel)
+
+_LOWERED: set[Op] = set()
 _ARITHMETIC = {s.numba: s for s in lang.SCALARS.values() if s.numba}
 
 
@@ -71,6 +109,8 @@ def _dtype(actual: Any) -> lang.Scalar | None:
 
 def _operand(op: Op, spec: Operand, actual: Any, at: int) -> tuple[list[Any], Any]:
     """Signature types of one operand, and what is known of it at compile time (None: nothing)."""
+    if not isinstance(spec, Const):
+        actual = types.unliteral(actual)
     if isinstance(spec, Ptr):
         to = actual.to if isinstance(actual, PointerType) else None
         if to is None or to.space not in spec.spaces or to.mode not in spec.modes:
@@ -134,7 +174,8 @@ def _result_type(result: Result) -> Any:
     return PointerType(result) if isinstance(result, PtrTo) else numba_type(result)
 
 
-def _lower(op: Op, result: Result, known: list[Any], context: Any, builder: ir.IRBuilder, args: list[Any]) -> Any:
+def _lower(op: Op, context: Any, builder: ir.IRBuilder, signature: Any, args: list[Any]) -> Any:
+    _, result, known = _type(op, signature.args)
     emit = Emitter(context, builder, op, [k for k in known if isinstance(k, PtrTo)])
     values, consts, tied = _registers(op, known, emit, args)
     if not isinstance(op.ptx, str):
@@ -155,9 +196,7 @@ def _lower(op: Op, result: Result, known: list[Any], context: Any, builder: ir.I
     return emit.tuple(out) if isinstance(result, Vec) else out
 
 
-def _registers(
-    op: Op, known: list[Any], emit: Emitter, args: list[Any]
-) -> tuple[list[Any], dict[str, Any], list[int]]:
+def _registers(op: Op, known: list[Any], emit: Emitter, args: list[Any]) -> tuple[list[Any], dict[str, Any], list[int]]:
     """LLVM registers of the operands, compile-time operands by name, and which registers are tied."""
     values: list[Any] = []
     consts: dict[str, Any] = {}
@@ -186,61 +225,9 @@ def _arity(op: Op) -> int:
     return sum(2 if isinstance(s, Ptr) and s.indexed else 1 for s in op.operands)
 
 
-_INTRINSICS: dict[Op, Any] = {}
-
-
-def as_intrinsic(op: Op) -> Any:
-    """The Numba intrinsic of an Op, made once."""
-    if op not in _INTRINSICS:
-
-        def resolve(*actual: Any) -> Any:
-            signature, result, known = _type(op, actual)
-            return signature, lambda context, builder, sig, args: _lower(op, result, known, context, builder, args)
-
-        # Numba reads the parameters of the function it is given, so it needs one with the right number of them.
-        names = ", ".join(f"a{i}" for i in range(_arity(op)))
-        scope: dict[str, Any] = {"resolve": resolve}
-        exec(f"def {op.name}(typingctx, {names}):\n    return resolve({names})\n", scope)
-        literal = any(isinstance(s, Const) for s in op.operands)
-        made = _Intrinsic(op.name, scope[op.name], prefer_literal=literal, target="cuda")
-        made._register()
-        _INTRINSICS[op] = made
-        cuda_target.typing_context.refresh()
-    return _INTRINSICS[op]
-
-
-class _DeviceDispatcher(CUDADispatcher):  # type: ignore[misc]
-    """A device function compiled without asking a driver for the architecture: Numba's own dispatcher needs one."""
-
-    def compile_device(self, args: Any, return_type: Any = None) -> Any:
-        if args not in self.overloads:
-            made = compile_cuda(
-                self.py_func, return_type, args, forceinline=True, fastmath=False,
-                nvvm_options={"opt": 3, "fastmath": False}, cc=(8, 0),
-            )
-            self.overloads[args] = made
-            made.target_context.insert_user_function(made.entry_point, made.fndesc, [made.library])
-        return self.overloads[args]
-
-
-_DEVICE: dict[DeviceFunction, Any] = {}
-
-
-def as_device(function: DeviceFunction) -> Any:
-    """The Numba device dispatcher of a device function, made once."""
-    if function not in _DEVICE:
-        _DEVICE[function] = _DeviceDispatcher(function.function, {"device": True, "forceinline": True})
-    return _DEVICE[function]
-
-
 @typeof_impl.register(Op)  # type: ignore[untyped-decorator]
 def _typeof_op(value: Op, c: Any) -> Any:
-    return cuda_target.typing_context.resolve_value_type(as_intrinsic(value))
-
-
-@typeof_impl.register(DeviceFunction)  # type: ignore[untyped-decorator]
-def _typeof_device(value: DeviceFunction, c: Any) -> Any:
-    return cuda_target.typing_context.resolve_value_type(as_device(value))
+    return OpType(value)
 
 
 @typeof_impl.register(lang.Scalar)  # type: ignore[untyped-decorator]
@@ -253,4 +240,4 @@ def _typeof_proxy(value: CudaProxy, c: Any) -> Any:
     return types.Module(numba_cuda)
 
 
-__all__ = ["PointerType", "StorageType", "as_device", "as_intrinsic", "numba_type", "parameter_type"]
+__all__ = ["OpType", "PointerType", "StorageType", "numba_type", "parameter_type"]

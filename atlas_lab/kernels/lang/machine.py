@@ -42,9 +42,7 @@ class Thread(Protocol):
     def write(self, p: Pointer, index: int, unit: Scalar, values: Sequence[Any], order: str = "weak") -> None:
         """Checks bounds, alignment, races; a write through an `In` pointer is an error."""
 
-    def update(
-        self, p: Pointer, index: int, unit: Scalar, change: Callable[[Any], Any], order: str = "relaxed"
-    ) -> Any:
+    def update(self, p: Pointer, index: int, unit: Scalar, change: Callable[[Any], Any], order: str = "relaxed") -> Any:
         """Atomic read-modify-write; returns the old value. A scheduling point. PTX's default is relaxed."""
 
     def yield_(self, reason: str) -> None:

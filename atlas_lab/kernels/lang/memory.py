@@ -45,7 +45,16 @@ def _value(unit: Scalar, count: int) -> Scalar | Vec:
     return Vec(narrow, count) if count > 1 else narrow
 
 
-def load(name: str, form: str, instruction: str, pointer: Ptr, effect: Effect, section: str, width: str = "") -> Op:
+def load(
+    name: str,
+    form: str,
+    instruction: str,
+    pointer: Ptr,
+    effect: Effect,
+    section: str,
+    width: str = "",
+    needs: Needs = Needs(),
+) -> Op:
     """A load called `name`: `form` says what is read, `instruction` is the PTX up to the type."""
     kind, unit, count = FORMS[form]
 
@@ -57,7 +66,13 @@ def load(name: str, form: str, instruction: str, pointer: Ptr, effect: Effect, s
 
     text = f"{instruction}{width}.{kind} {registers(count)}, [${count}];"
     return Op(
-        name, (pointer,), _value(unit, count), ptx=text, numpy=one if count == 1 else many, effect=effect,
+        name,
+        (pointer,),
+        _value(unit, count),
+        ptx=text,
+        numpy=one if count == 1 else many,
+        effect=effect,
+        needs=needs,
         section=section,
     )
 
@@ -77,7 +92,13 @@ def store(name: str, form: str, instruction: str, pointer: Ptr, section: str) ->
     operands: tuple[Operand, ...] = (pointer, value)
     text = f"{instruction}.{kind} [$0], {registers(count, 1)};"
     return Op(
-        name, operands, None, ptx=text, numpy=one if count == 1 else many, effect=Effect.WRITE, section=section,
+        name,
+        operands,
+        None,
+        ptx=text,
+        numpy=one if count == 1 else many,
+        effect=Effect.WRITE,
+        section=section,
     )
 
 
@@ -86,13 +107,12 @@ def _ldg(form: str) -> Op:
 
 
 def _ldg_stream(form: str) -> Op:
-    width = ".L2::256B" if form == "v4_b32" else ""
-    return load(f"ldg_{form}_stream", form, "ld.global.nc.L1::no_allocate", IN, Effect.PURE, _NC, width)
+    wide = form == "v4_b32"
+    width, needs = (".L2::256B", Needs((8, 0))) if wide else ("", Needs())
+    return load(f"ldg_{form}_stream", form, "ld.global.nc.L1::no_allocate", IN, Effect.PURE, _NC, width, needs)
 
 
-ldg_b8, ldg_b16, ldg_b32, ldg_v2_b32, ldg_v4_b32, ldg_f32 = map(
-    _ldg, ("b8", "b16", "b32", "v2_b32", "v4_b32", "f32")
-)
+ldg_b8, ldg_b16, ldg_b32, ldg_v2_b32, ldg_v4_b32, ldg_f32 = map(_ldg, ("b8", "b16", "b32", "v2_b32", "v4_b32", "f32"))
 ldg_b8_stream, ldg_b16_stream, ldg_b32_stream, ldg_v2_b32_stream, ldg_v4_b32_stream = map(
     _ldg_stream, ("b8", "b16", "b32", "v2_b32", "v4_b32")
 )
@@ -100,8 +120,7 @@ ld_b32, ld_f32, ld_v4_b32 = (
     load(f"ld_{form}", form, "ld.global", WRITABLE, Effect.READ, _LD) for form in ("b32", "f32", "v4_b32")
 )
 stg_b8, stg_b16, stg_b32, stg_v2_b32, stg_v4_b32, stg_f32 = (
-    store(f"stg_{form}", form, "st.global", WRITABLE, _ST)
-    for form in ("b8", "b16", "b32", "v2_b32", "v4_b32", "f32")
+    store(f"stg_{form}", form, "st.global", WRITABLE, _ST) for form in ("b8", "b16", "b32", "v2_b32", "v4_b32", "f32")
 )
 
 
@@ -134,12 +153,24 @@ def _write_bf16x2(p: Pointer, i: int, lo: Any, hi: Any) -> None:
 
 
 stg_bf16 = Op(
-    "stg_bf16", (WRITABLE, f32), None, numpy=_write_bf16, effect=Effect.WRITE, needs=Needs((8, 0)), section=_ST,
+    "stg_bf16",
+    (WRITABLE, f32),
+    None,
+    numpy=_write_bf16,
+    effect=Effect.WRITE,
+    needs=Needs((8, 0)),
+    section=_ST,
     ptx="{ .reg .b16 h; cvt.rn.bf16.f32 h, $1; st.global.b16 [$0], h; }",
 )
 stg_bf16x2 = Op(
-    "stg_bf16x2", (WRITABLE, f32, f32), None, numpy=_write_bf16x2, effect=Effect.WRITE, needs=Needs((8, 0)),
-    section=_ST, ptx="{ .reg .b32 v; cvt.rn.bf16x2.f32 v, $2, $1; st.global.b32 [$0], v; }",
+    "stg_bf16x2",
+    (WRITABLE, f32, f32),
+    None,
+    numpy=_write_bf16x2,
+    effect=Effect.WRITE,
+    needs=Needs((8, 0)),
+    section=_ST,
+    ptx="{ .reg .b32 v; cvt.rn.bf16x2.f32 v, $2, $1; st.global.b32 [$0], v; }",
 )
 
 
@@ -155,12 +186,22 @@ def _release(p: Pointer, i: int, v: int) -> None:
 
 
 ld_acquire_b32 = Op(
-    "ld_acquire_b32", (WRITABLE,), u32, ptx="ld.acquire.gpu.global.b32 $0, [$1];", numpy=_acquire,
-    effect=Effect.SYNC, section=_LD,
+    "ld_acquire_b32",
+    (WRITABLE,),
+    u32,
+    ptx="ld.acquire.gpu.global.b32 $0, [$1];",
+    numpy=_acquire,
+    effect=Effect.SYNC,
+    section=_LD,
 )
 st_release_b32 = Op(
-    "st_release_b32", (WRITABLE, u32), None, ptx="st.release.gpu.global.b32 [$0], $1;", numpy=_release,
-    effect=Effect.SYNC, section=_ST,
+    "st_release_b32",
+    (WRITABLE, u32),
+    None,
+    ptx="st.release.gpu.global.b32 [$0], $1;",
+    numpy=_release,
+    effect=Effect.SYNC,
+    section=_ST,
 )
 
 
@@ -176,6 +217,9 @@ def _cast(p: Pointer, dtype: Scalar) -> Pointer:
 
 offset = Op("offset", (ANY,), lambda to: to, ptx=lambda e, address: address, numpy=_offset)
 cast = Op(
-    "cast", (Ptr(ANY.spaces, indexed=False), Dtype("dtype")), lambda to, dtype: PtrTo(dtype, to.space, to.mode),
-    ptx=lambda e, address, dtype: address, numpy=_cast,
+    "cast",
+    (Ptr(ANY.spaces, indexed=False), Dtype("dtype")),
+    lambda to, dtype: PtrTo(dtype, to.space, to.mode),
+    ptx=lambda e, address, dtype: address,
+    numpy=_cast,
 )

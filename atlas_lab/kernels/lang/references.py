@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from atlas_lab.kernels.lang.op import Op
+from atlas_lab.kernels.lang.proxy import CudaProxy
 
 _SKIP = {"NOP", "PUSH_NULL", "PRECALL", "CACHE", "COPY_FREE_VARS", "RESUME"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
 _FREE = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _ATTR = {"LOAD_ATTR", "LOAD_METHOD"}
+_FOREIGN = object()  # an attribute of `cuda` that only Numba has
 
 
 class References(NamedTuple):
@@ -39,6 +41,8 @@ def references(function: Callable[..., Any]) -> References:
             ops[item] = None
         elif isinstance(item, pytypes.FunctionType):
             todo.extend(_named(item))
+        elif item is _FOREIGN:
+            foreign = True
         elif isinstance(item, pytypes.ModuleType):
             foreign = foreign or item.__name__.startswith(("numba.cuda", "numba_cuda"))
         elif isinstance(getattr(item, "function", None), pytypes.FunctionType):
@@ -58,7 +62,9 @@ def _named(function: pytypes.FunctionType) -> Iterator[Any]:
     for ins in dis.get_instructions(function):
         if ins.opname in _SKIP:
             continue
-        if known and ins.opname in _ATTR:
+        if known and ins.opname in _ATTR and isinstance(value, CudaProxy):
+            known, value = not hasattr(CudaProxy, ins.argval), _FOREIGN
+        elif known and ins.opname in _ATTR:
             known = isinstance(value, pytypes.ModuleType) and hasattr(value, ins.argval)
             value = getattr(value, ins.argval) if known else None
         elif ins.opname in _GLOBAL:

@@ -54,10 +54,18 @@ def _emit_dynamic(e: Any, byte_offset: Any, dtype: Scalar) -> Any:
 
 
 shared = Op(
-    "shared", (Dtype("dtype"), Const("count")), lambda dtype, count: PtrTo(dtype, "shared", "inout"),
-    ptx=_emit_shared, numpy=_shared, section="5.1.7 Shared State Space",
+    "shared",
+    (Dtype("dtype"), Const("count")),
+    lambda dtype, count: PtrTo(dtype, "shared", "inout"),
+    ptx=_emit_shared,
+    numpy=_shared,
+    section="5.1.7 Shared State Space",
 )
 dynamic_shared = Op(
-    "dynamic_shared", (Dtype("dtype"), i32), lambda dtype: PtrTo(dtype, "shared", "inout"),
-    ptx=_emit_dynamic, numpy=_dynamic, section="5.1.7 Shared State Space",
+    "dynamic_shared",
+    (Dtype("dtype"), i32),
+    lambda dtype: PtrTo(dtype, "shared", "inout"),
+    ptx=_emit_dynamic,
+    numpy=_dynamic,
+    section="5.1.7 Shared State Space",
 )

@@ -79,8 +79,14 @@ def _ldmatrix(matrices: int, trans: bool, tiles: int = 1, step: int = 0) -> Op:
 
     count = matrices * tiles
     return Op(
-        name, (SHARED,), Vec(u32, count) if count > 1 else u32, ptx=emit, effect=Effect.READ, section=_LDMATRIX,
-        numpy=_load_tiles(name, matrices, tiles, step, trans), convergent=True,
+        name,
+        (SHARED,),
+        Vec(u32, count) if count > 1 else u32,
+        ptx=emit,
+        effect=Effect.READ,
+        section=_LDMATRIX,
+        numpy=_load_tiles(name, matrices, tiles, step, trans),
+        convergent=True,
     )
 
 
@@ -156,7 +162,14 @@ def mma_tile(dtype: Scalar, m_tiles: int, n_tiles: int) -> Op:
     run.__doc__ = f"{m_tiles}x{n_tiles} tiles of m16n8k16, {dtype}."
     operands = (Vec(f32, 4 * m_tiles * n_tiles), Vec(u32, 4 * m_tiles), Vec(u32, 2 * n_tiles))
     return Op(
-        name, operands, operands[0], ptx=emit, numpy=run, needs=_SM80, section=_MMA, convergent=True,
+        name,
+        operands,
+        operands[0],
+        ptx=emit,
+        numpy=run,
+        needs=_SM80,
+        section=_MMA,
+        convergent=True,
         unit_roundoff=U_MMA,
     )
 
@@ -171,6 +184,10 @@ def _zeros(count: int) -> tuple[Any, ...]:
 
 
 zeros = Op(
-    "zeros", (Const("count"),), lambda count: Vec(f32, count), numpy=_zeros, section="9.7.9 mov",
+    "zeros",
+    (Const("count"),),
+    lambda count: Vec(f32, count),
+    numpy=_zeros,
+    section="9.7.9 mov",
     ptx=lambda e, count: [e.zero()] * count,
 )

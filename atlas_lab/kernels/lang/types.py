@@ -74,9 +74,7 @@ bf16 = StorageScalar("bf16")
 e4m3 = StorageScalar("e4m3")
 e5m2 = StorageScalar("e5m2")
 
-SCALARS: dict[str, Scalar] = {
-    s.name: s for s in (i8, u8, i16, u16, i32, u32, i64, u64, f32, f16, bf16, e4m3, e5m2)
-}
+SCALARS: dict[str, Scalar] = {s.name: s for s in (i8, u8, i16, u16, i32, u32, i64, u64, f32, f16, bf16, e4m3, e5m2)}
 
 
 def _scalar(name: str) -> Scalar:

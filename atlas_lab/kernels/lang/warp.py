@@ -26,10 +26,14 @@ def _warp() -> int:
     return current().threadIdx.x >> 5
 
 
-lane_id = Op("lane_id", (), i32, ptx="mov.u32 $0, %laneid;", numpy=_lane, section="10.3 %laneid")
+lane_id = Op("lane_id", (), i32, ptx=lambda e: e.special("laneid"), numpy=_lane, section="10.3 %laneid")
 warp_id = Op(
-    "warp_id", (), i32, numpy=_warp, section="10.1 %tid",
-    ptx=lambda e: e.builder.lshr(e.asm("mov.u32 $0, %tid.x;", [e.const(0).type], [])[0], e.const(5)),
+    "warp_id",
+    (),
+    i32,
+    numpy=_warp,
+    section="10.1 %tid",
+    ptx=lambda e: e.builder.lshr(e.special("tid.x"), e.const(5)),
 )
 
 
@@ -72,9 +76,7 @@ def _vote(name: str, mode: str, decide: Callable[[Sequence[bool]], int]) -> Op:
     if mode == "ballot":
         ptx = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, -1; }"
     else:
-        ptx = (
-            f"{{ .reg .pred p, q; setp.ne.b32 p, $1, 0; vote.sync.{mode}.pred q, p, -1; selp.b32 $0, 1, 0, q; }}"
-        )
+        ptx = f"{{ .reg .pred p, q; setp.ne.b32 p, $1, 0; vote.sync.{mode}.pred q, p, -1; selp.b32 $0, 1, 0, q; }}"
     return Op(name, (i32,), u32 if mode == "ballot" else i32, ptx=ptx, numpy=run, section=_VOTE, convergent=True)
 
 
@@ -120,14 +122,30 @@ def _emit_butterfly(combine: str) -> Callable[..., Any]:
 
 
 warp_sum = Op(
-    "warp_sum", (f32,), f32, ptx=_emit_butterfly("add.rn.f32 $0, $1, $2;"), numpy=_warp_sum, section=_SHFL,
+    "warp_sum",
+    (f32,),
+    f32,
+    ptx=_emit_butterfly("add.rn.f32 $0, $1, $2;"),
+    numpy=_warp_sum,
+    section=_SHFL,
     convergent=True,
 )
 warp_max = Op(
-    "warp_max", (f32,), f32, ptx=_emit_butterfly("max.f32 $0, $1, $2;"), numpy=_warp_max, section=_SHFL,
+    "warp_max",
+    (f32,),
+    f32,
+    ptx=_emit_butterfly("max.f32 $0, $1, $2;"),
+    numpy=_warp_max,
+    section=_SHFL,
     convergent=True,
 )
 warp_sum_i32 = Op(
-    "warp_sum_i32", (i32,), i32, ptx="redux.sync.add.s32 $0, $1, -1;", numpy=_warp_sum_i32, section="9.7.13 redux.sync",
-    needs=Needs((8, 0)), convergent=True,
+    "warp_sum_i32",
+    (i32,),
+    i32,
+    ptx="redux.sync.add.s32 $0, $1, -1;",
+    numpy=_warp_sum_i32,
+    section="9.7.13 redux.sync",
+    needs=Needs((8, 0)),
+    convergent=True,
 )
