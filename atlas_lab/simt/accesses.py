@@ -73,7 +73,7 @@ class Accesses:
 
     def access(self, strong: bool, fresh: bool = False) -> Access:
         """The record of an access made now; repeated ones in one epoch share it unless it must be `fresh`."""
-        site = site_of(sys._getframe(2))
+        site = self.scheduler.collective or site_of(sys._getframe(2))
         code, at = site if site is not None else (None, 0)
         clock = self.vc[self.tid]
         last = self._last

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Copy(NamedTuple):
-    """One issued copy; `access` is its pending write, `source_access` its read of the source."""
+    """One issued copy; `access` is its pending write, `source_access` its pending read."""
 
     target: Memory
     at: int
@@ -56,8 +56,13 @@ class Copies:
             access.pending = True
             target.shadow.write(t, at, size, access)
         if valid and source.watched:
-            source_access = t.access(False)
-            self._read_source(source, source_at, valid, source_access)
+            check_gaps(t, source, source_at, valid)
+            if source.shadow is not None:
+                source_access = t.access(False, fresh=True)
+                source_access.pending = True
+                step = valid & -valid  # what exists of a vector need not be a power of two wide
+                for start in range(source_at, source_at + valid, step):
+                    source.shadow.read(t, start, step, source_access)
         copy = Copy(target, at, source, source_at, size, valid, access, source_access, t.scheduler.lands_early())
         if copy.landed:
             self._land(copy)
@@ -75,19 +80,11 @@ class Copies:
         for group in done:
             for copy in group:
                 if not copy.landed:
-                    if copy.source_access is not None:
-                        self._read_source(copy.source, copy.source_at, copy.valid, copy.source_access)
                     self._land(copy)
-                if copy.access is not None:
-                    copy.access.pending = False
-                    copy.access.clock = t.vc[t.tid]
-
-    def _read_source(self, source: Memory, at: int, valid: int, access: Access) -> None:
-        check_gaps(self.thread, source, at, valid)
-        if source.shadow is not None:
-            step = valid & -valid  # a part of a vector need not be a power of two wide
-            for start in range(at, at + valid, step):
-                source.shadow.read(self.thread, start, step, access)
+                for access in (copy.access, copy.source_access):
+                    if access is not None:
+                        access.pending = False
+                        access.clock = t.vc[t.tid]
 
     @staticmethod
     def _land(copy: Copy) -> None:

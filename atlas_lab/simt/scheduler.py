@@ -75,6 +75,7 @@ class Scheduler:
         self.kernel, self.grid, self.block, self.args, self.shared_bytes = kernel, grid, block, args, shared_bytes
         self.options, self.context = options, context
         self.entry_site: Site = (kernel.function.__code__, 0)
+        self.collective: Site | None = None  # where the lanes met for whom an operation runs now
         self.hub = getcurrent()
         self.progress = 0
         self.steps = 0

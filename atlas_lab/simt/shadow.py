@@ -1,6 +1,6 @@
 """Who touched each byte last: races and reads of poison are found here, FastTrack's way.
 
-A granule keeps its last write and the reads since that nothing orders yet. Granules are 4 bytes wide until a
+A granule keeps its last write and the reads since that nothing orders yet. Granules are 16 bytes wide until a
 narrower access splits them all.
 """
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Access:
     """One thread's accesses from one instruction in one epoch.
 
-    `strong` accesses (atomic, volatile, acquire, release) do not race with one another. `pending` is an
-    asynchronous copy that its thread has not waited for; waiting gives it the epoch of the wait.
+    `strong` accesses (atomic, volatile, acquire, release) do not race with one another. `pending` is the write or
+    the read of an asynchronous copy that its thread has not waited for; waiting gives it the epoch of the wait.
     """
 
     __slots__ = ("at", "clock", "code", "pending", "strong", "thread")
@@ -40,7 +40,7 @@ class Access:
 
 
 class Readers(dict[Any, Access]):
-    """Several threads' reads of one granule, by thread."""
+    """Several reads of one granule, by thread; pending ones by themselves, so that nothing replaces them."""
 
     __slots__ = ()
 
@@ -63,24 +63,24 @@ class Shadow:
 
     def __init__(self, memory: Memory, poison: bool) -> None:
         self.memory, self.poison = memory, poison
-        self.shift = 2
-        granules = -(-memory.size // 4)
+        self.shift = 4
+        granules = -(-memory.size // 16)
         self.writes: list[Access | None] = [None] * granules
-        self.reads: list[Access | Readers | None] = [None] * granules
+        self.reads: list[Any] = [None] * granules  # None, an Access or Readers
 
     def _split(self, width: int) -> None:
         factor = (1 << self.shift) // width
         self.shift = width.bit_length() - 1
         self.writes = [a for a in self.writes for _ in range(factor)]
         # A set of readers must not be shared by the pieces.
-        self.reads = [Readers(r) if isinstance(r, Readers) else r for r in self.reads for _ in range(factor)]
+        self.reads = [Readers(r) if type(r) is Readers else r for r in self.reads for _ in range(factor)]
 
     def read(self, thread: Accesses, at: int, width: int, access: Access) -> None:
         """Check a read of bytes [at, at + width) and remember it."""
         if width >> self.shift == 0:
             self._split(width)
-        shift = self.shift
-        lo, hi = at >> shift, (at + width) >> shift
+        lo, hi = at >> self.shift, (at + width) >> self.shift
+        block, vc = thread.block, thread.vc
         last: Access | None = access
         for a in self.writes[lo:hi]:
             if a is not last:
@@ -88,44 +88,54 @@ class Shadow:
                 if a is None:
                     if self.poison:
                         raise self._unwritten(thread, at, width, access)
-                elif a.pending:
+                    continue
+                if a.pending:
                     raise self._pending(thread, at, width, access, a)
-                elif a.thread is not thread and not ordered(a, thread) and not (a.strong and access.strong):
+                other = a.thread
+                if (
+                    (a.clock > vc[other.tid] if other.block is block else not ordered(a, thread))
+                    and other is not thread and not (a.strong and access.strong)
+                ):  # fmt: skip
                     raise self._race(thread, at, width, access, a, "read", "write")
         reads = self.reads
-        for i, r in enumerate(reads[lo:hi], lo):
+        for i in range(lo, hi):
+            r = reads[i]
             if r is None or r is access:
                 reads[i] = access
-            elif isinstance(r, Readers):
-                r[thread] = access
-            elif r.thread is thread or ordered(r, thread):
-                reads[i] = access
+            elif type(r) is Readers:
+                r[access if access.pending else thread] = access
             else:
-                reads[i] = Readers({r.thread: r, thread: access})
+                other = r.thread
+                if not r.pending and (
+                    other is thread or (r.clock <= vc[other.tid] if other.block is block else ordered(r, thread))
+                ):
+                    reads[i] = access
+                else:
+                    mine = access if access.pending else thread
+                    reads[i] = Readers({r if r.pending else other: r, mine: access})
 
     def write(self, thread: Accesses, at: int, width: int, access: Access) -> None:
         """Check a write of bytes [at, at + width) and remember it."""
         if width >> self.shift == 0:
             self._split(width)
-        shift = self.shift
-        lo, hi = at >> shift, (at + width) >> shift
+        lo, hi = at >> self.shift, (at + width) >> self.shift
         strong = access.strong
-        last: Access | None = None
+        last: Access | None = access
         writes, reads = self.writes, self.reads
         for a in writes[lo:hi]:
-            if a is not last:
+            if a is not last and a is not None:
                 last = a
-                if a is None:
-                    continue
                 if a.pending:
-                    raise self._race(thread, at, width, access, a, "write", "asynchronous copy, not waited for,")
+                    raise self._race(thread, at, width, access, a, "write", "unfinished asynchronous copy")
                 if a.thread is not thread and not ordered(a, thread) and not (strong and a.strong):
                     raise self._race(thread, at, width, access, a, "write", "write")
-        seen: Access | Readers | None = None
+        seen: Any = None
         for r in reads[lo:hi]:
             if r is not seen and r is not None:
                 seen = r
                 for a in r.values() if isinstance(r, Readers) else (r,):
+                    if a.pending:
+                        raise self._race(thread, at, width, access, a, "write", "read by an unfinished copy")
                     if a.thread is not thread and not ordered(a, thread) and not (strong and a.strong):
                         raise self._race(thread, at, width, access, a, "write", "read")
         n = hi - lo

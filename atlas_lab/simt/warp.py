@@ -115,6 +115,9 @@ class Warp:
         who: slice | list[int] = self.whole if full else [t.tid for t in g.who]
         clocks.meet(who)
         args = g.args if full and len(g.who) == 32 else [g.args[t.lane] for t in g.who]
-        results = g.combine(g.who, args) if g.combine is not None else args
+        scheduler = self.block.scheduler
+        scheduler.collective = (g.code, g.at) if g.code is not None else None
+        results = g.combine(g.who, args)
+        scheduler.collective = None
         clocks.advance(who)
         return list(results)

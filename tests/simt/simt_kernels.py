@@ -10,15 +10,6 @@ from atlas_lab.kernels.lang import cuda
 from atlas_lab.kernels.lang.machine import current
 from atlas_lab.kernels.lang.memory import WRITABLE
 
-# Strong accesses spelled here, so that these tests do not depend on how the table spells its own.
-ld_acquire = L.intrinsic(
-    "ld_acquire", (WRITABLE,), L.u32, ptx="ld.acquire.gpu.global.b32 $0, [$1];", effect="synchronises",
-    numpy=lambda p, i: current().read(p, i, L.u32, 1, "acquire")[0],
-)  # fmt: skip
-st_release = L.intrinsic(
-    "st_release", (WRITABLE, L.u32), ptx="st.release.gpu.global.b32 [$0], $1;", effect="synchronises",
-    numpy=lambda p, i, v: current().write(p, i, L.u32, (v,), "release"),
-)  # fmt: skip
 ld_relaxed = L.intrinsic(
     "ld_relaxed", (WRITABLE,), L.u32, ptx="ld.relaxed.gpu.global.b32 $0, [$1];", effect="synchronises",
     numpy=lambda p, i: current().read(p, i, L.u32, 1, "relaxed")[0],
@@ -184,7 +175,7 @@ def flag_chain(y: L.Out[L.u32], flag: L.InOut[L.u32]):
     b = cuda.blockIdx.x
     if b + 1 < cuda.gridDim.x:
         if t == 0:
-            while ld_acquire(flag, b + 1) == 0:
+            while L.ld_acquire_b32(flag, b + 1) == 0:
                 L.nanosleep(20)
         cuda.syncthreads()
         L.stg_b32(y, t, L.u32(L.ld_b32(y, t) + b))
@@ -192,7 +183,7 @@ def flag_chain(y: L.Out[L.u32], flag: L.InOut[L.u32]):
         L.stg_b32(y, t, L.u32(b))
     cuda.syncthreads()
     if t == 0:
-        st_release(flag, b, 1)
+        L.st_release_b32(flag, b, 1)
 
 
 @L.kernel

@@ -165,7 +165,7 @@ def copy_over_what_is_being_read(x: L.In[L.u32], y: L.Out[L.u32]):
     L.cp_async_wait(0)
 
 
-@fault(simt.Race, buffer="shared memory", words=("the asynchronous copy, not waited for,",), where=(A, A))
+@fault(simt.Race, buffer="shared memory", words=("the unfinished asynchronous copy by thread (0, 0, 0)",), where=(A, A))
 def store_under_a_copy(x: L.In[L.u32], y: L.Out[L.u32]):
     s = L.shared(L.u32, 64)
     t = cuda.threadIdx.x
@@ -202,11 +202,32 @@ def a_flag_without_release(x: L.In[L.u32], y: L.InOut[L.u32]):
             L.stg_b32(y, 0, 5)
             kernels.st_relaxed(y, 1, 1)
         else:
-            while kernels.ld_acquire(y, 1) != 1:
+            while L.ld_acquire_b32(y, 1) != 1:
                 pass
             L.stg_b32(y, 2, L.ld_b32(y, 0))  # !
     elif cuda.blockIdx.x == 0:
         return
+
+
+@fault(simt.Race, buffer="y", words=("read of bytes [0, 4)",), grid=2, block=1, where=(B, A))
+def a_flag_without_acquire(x: L.In[L.u32], y: L.InOut[L.u32]):
+    if cuda.blockIdx.x == 0:
+        L.stg_b32(y, 0, 5)
+        L.st_release_b32(y, 1, 1)
+    else:
+        while kernels.ld_relaxed(y, 1) != 1:
+            pass
+        L.stg_b32(y, 2, L.ld_b32(y, 0))  # !
+
+
+@fault(simt.Race, buffer="y", words=("the read by an unfinished copy by thread (0, 0, 0)",), where=(A, A))
+def a_source_overwritten_under_its_copy(x: L.In[L.u32], y: L.InOut[L.u32]):
+    s = L.shared(L.u32, 64)
+    t = cuda.threadIdx.x
+    L.cp_async_4(s, t, y, t, 4)
+    L.cp_async_commit()
+    L.stg_b32(y, t, L.u32(L.ld_b32(y, t) + 1))  # !
+    L.cp_async_wait(0)
 
 
 @fault(simt.Race, buffer="y", words=("the write by block (0, 0, 0) thread (0, 0, 0)",), grid=2)
@@ -226,7 +247,7 @@ def a_count_that_never_comes(x: L.In[L.u32], y: L.Out[L.u32]):
 @fault(simt.Deadlock, words=("block (0, 0, 0) thread (0, 0, 0) repeat a load (acquire) of bytes [4, 8) of", "'y'"))
 def a_flag_nobody_sets(x: L.In[L.u32], y: L.InOut[L.u32]):
     if cuda.threadIdx.x == 0:
-        while kernels.ld_acquire(y, 1) != 1:  # !
+        while L.ld_acquire_b32(y, 1) != 1:  # !
             L.nanosleep(100)
     cuda.syncthreads()
 
@@ -235,8 +256,8 @@ def a_flag_nobody_sets(x: L.In[L.u32], y: L.InOut[L.u32]):
 def a_flag_of_a_block_that_is_not_resident(x: L.In[L.u32], y: L.InOut[L.u32]):
     if cuda.threadIdx.x == 0:
         if cuda.blockIdx.x == 5:
-            kernels.st_release(y, 1, 1)
-        while kernels.ld_acquire(y, 1) != 1:  # !
+            L.st_release_b32(y, 1, 1)
+        while L.ld_acquire_b32(y, 1) != 1:  # !
             pass
 
 
