@@ -12,7 +12,6 @@ from atlas_lab.checkpoint.naming import BF16, KEPT, Convention, convention
 from atlas_lab.checkpoint.recognise import recognise
 from atlas_lab.checkpoint.sizes import ATTENTION, FAMILY, GATED_DELTA_NET, MODEL_TYPE, TEXT_MODEL_TYPE, Sizes
 from atlas_lab.core.context import ModelDims
-from atlas_lab.core.hookspecs import hookimpl
 from atlas_lab.core.projection import Projection, Site
 from atlas_lab.core.tensor import Tensor
 
@@ -61,7 +60,7 @@ _MEANINGS = (
 
 
 class Qwen35:
-    """The family as `atlas_models` provides it."""
+    """The family, a `ModelFamily`: the built-in plugin provides it through `atlas_models`."""
 
     family = FAMILY
 
@@ -88,11 +87,6 @@ class Qwen35:
 
 
 QWEN35 = Qwen35()
-
-
-@hookimpl  # type: ignore[untyped-decorator]
-def atlas_models() -> list[Qwen35]:
-    return [QWEN35]
 
 
 def module(prefix: str, layer: int, role: str) -> str:
