@@ -1,7 +1,8 @@
-"""The disk cache of compiled kernels: one file a kernel, named by the digest of what it is made from.
+"""The disk cache of compiled kernels: one file a kernel, named by the digest of what the cubin is made from.
 
-A file is a line of JSON (the digest of the rest, and the report's fields) and the cubin. Files are written under
-another name and renamed, so readers see whole ones; a file that does not match its digest counts as absent.
+A file is a line of JSON (the digest of the rest, and the report's fields) and the cubin. A second, smaller kind of
+file leads from a kernel's fingerprint to that digest, so that a known kernel is not lowered again. Files are written
+under another name and renamed, so readers see whole ones; one that does not match its digest counts as absent.
 """
 
 from __future__ import annotations
@@ -53,13 +54,34 @@ def load(key: str) -> tuple[dict[str, Any], bytes] | None:
 def store(key: str, report: Mapping[str, Any], cubin: bytes) -> None:
     """Keep a cubin; a directory that cannot be written is no error, the next process compiles again."""
     header = {"schema": _SCHEMA, "digest": digest(json.dumps(report), cubin), "report": report}
-    path = _path(key)
+    _write(_path(key), json.dumps(header).encode() + b"\n" + cubin)
+
+
+def lead(fingerprint: str, key: str) -> None:
+    """Remember the key of a fingerprint."""
+    _write(_lead(fingerprint), f"{key} {digest(fingerprint, key)}".encode())
+
+
+def follow(fingerprint: str) -> str | None:
+    """The key of a fingerprint; None if unknown or damaged."""
+    try:
+        key, _, check = _lead(fingerprint).read_text().partition(" ")
+    except (OSError, ValueError):
+        return None
+    return key if check == digest(fingerprint, key) else None
+
+
+def _lead(fingerprint: str) -> Path:
+    return directory() / "cubin" / f"{fingerprint}.key"
+
+
+def _write(path: Path, data: bytes) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
         try:
             with os.fdopen(descriptor, "wb") as f:
-                f.write(json.dumps(header).encode() + b"\n" + cubin)
+                f.write(data)
             os.replace(name, path)
         except OSError:
             with suppress(OSError):

@@ -1,6 +1,7 @@
 """Kernels to machine code, with no GPU and no driver: LLVM, LTO-IR, link, and what the assembler reports.
 
-Numba and the CUDA compiler are imported when something is compiled, never before.
+Numba and the CUDA compiler are imported when something is compiled, never before; what the disk cache knows needs
+neither.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from atlas_lab.kernels.lang import cache
 from atlas_lab.kernels.lang.diagnose import diagnose
+from atlas_lab.kernels.lang.fingerprint import fingerprint
 from atlas_lab.kernels.lang.kernel import Kernel, KernelError
 from atlas_lab.kernels.lang.op import Needs
 
@@ -27,7 +29,7 @@ _INSTALL = "install it with: pip install 'atlas-lab[cu13]'"
 class Compiled:
     """A kernel's machine code for one architecture, and the assembler's report. Sizes are in bytes: spills and
     stack a thread, static shared memory a block. `warnings` are the lines that warn, those with a C75xx code of
-    lost performance too; `log` is everything the linker and ptxas said."""
+    lost performance too; `log` is everything the linker and ptxas said, `ptx` what was assembled."""
 
     entry: str
     arch: str
@@ -40,6 +42,7 @@ class Compiled:
     barriers: int
     warnings: tuple[str, ...]
     log: str
+    ptx: str
 
 
 def architectures(needs: Needs) -> tuple[str, ...]:
@@ -87,33 +90,44 @@ _MEMO: dict[tuple[Kernel, str], Compiled] = {}
 
 
 def _compile(kernel: Kernel, arch: str) -> Compiled:
-    ltoir = _ltoir(kernel, arch)
-    limit = _options(kernel).get("max_registers")
-    key = cache.digest(ltoir, kernel.entry, arch, str(limit), *_toolchain())
-    found = cache.load(key)
+    _refuse(kernel, arch)
+    mark = fingerprint(kernel, arch)
+    key = cache.follow(mark) if mark else None
+    found = cache.load(key) if key else None
     if found is None:
-        cubin, log = _link(kernel, arch, ltoir, "cubin", limit)
-        report = _report(kernel, arch, log)
-        cache.store(key, report, cubin)
-    else:
-        report, cubin = found
+        ltoir = _ltoir(kernel, arch)
+        limit = _options(kernel).get("max_registers")
+        key = cache.digest(ltoir, kernel.entry, arch, str(limit), *_toolchain())
+        found = cache.load(key)
+        if found is None:
+            cubin, log = _link(kernel, arch, ltoir, "cubin", limit)
+            text, _ = _link(kernel, arch, ltoir, "ptx")
+            found = {**_report(kernel, arch, log), "ptx": text.decode().replace("\0", "")}, cubin
+            cache.store(key, *found)
+        if mark:
+            cache.lead(mark, key)
+    report, cubin = found
     return Compiled(kernel.entry, arch, cubin, **{**report, "warnings": tuple(report["warnings"])})
 
 
-def _ltoir(kernel: Kernel, arch: str) -> bytes:
-    """LTO-IR of a kernel; the same source gives the same bytes in every process."""
+def _refuse(kernel: Kernel, arch: str) -> None:
+    """Raises KernelError for what need not be compiled to be wrong."""
     capability = _capability(arch)
-    missing = compiler_missing()
-    if missing is not None:
-        raise KernelError(f"kernel {kernel.entry} for {arch}: {missing}")
     if not kernel.needs.met_by(capability[:2]):
         raise KernelError(f"kernel {kernel.entry} for {arch}: its intrinsics need {kernel.needs}")
     if _options(kernel).get("fastmath"):
         raise KernelError(f"kernel {kernel.entry} for {arch}: fastmath is not allowed, it changes roundings")
+
+
+def _ltoir(kernel: Kernel, arch: str) -> bytes:
+    """LTO-IR of a kernel; the same source gives the same bytes in every process."""
+    missing = compiler_missing()
+    if missing is not None:
+        raise KernelError(f"kernel {kernel.entry} for {arch}: {missing}")
     from atlas_lab.kernels.lang import build
 
     try:
-        modules = build.llvm_modules(kernel, capability)
+        modules = build.llvm_modules(kernel, _capability(arch))
     except Exception as e:
         raise KernelError(f"kernel {kernel.entry} for {arch}: {diagnose(e, kernel.function)}") from e
     try:
@@ -191,8 +205,7 @@ def _first_line(error: BaseException) -> str:
 
 def ptx(kernel: Kernel, arch: str) -> str:
     """The PTX that is assembled: after link-time optimization. Raises KernelError as `compile_kernel`."""
-    text, _ = _link(kernel, arch, _ltoir(kernel, arch), "ptx")
-    return text.decode().replace("\0", "")
+    return compile_kernel(kernel, arch).ptx
 
 
 def sass(kernel: Kernel, arch: str) -> str:
@@ -240,7 +253,7 @@ def check_kernel(kernel: Kernel, arch: str) -> tuple[str, ...]:
     if compiled.stack:
         problems.append(f"has a stack frame of {compiled.stack} bytes")
     problems += [f"warns: {w}" for w in compiled.warnings]
-    text = ptx(kernel, arch)
+    text = compiled.ptx
     for pattern, what in _FLAGGED:
         found = pattern.search(text)
         if found:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from numba.cuda import types
 from numba.cuda.core import ir
+from numba.cuda.core.analysis import compute_cfg_from_blocks, compute_live_map, compute_use_defs
 from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 from numba.cuda.core.errors import TypingError
-from numba.cuda.core.ir_utils import build_definitions, compute_cfg_from_blocks, simplify_CFG
+from numba.cuda.core.ir_utils import build_definitions, replace_vars_stmt, simplify_CFG
 
 from atlas_lab.kernels.lang.constants import Constants, UnknownError
 from atlas_lab.kernels.lang.loops import Unroll
@@ -103,9 +104,10 @@ def _drops(statement: Any, gone: set[str]) -> bool:
 def _repeat(func_ir: Any, loop: Any, counts: range) -> None:
     blocks = func_ir.blocks
     header = blocks[loop.header]
-    branch = header.body[-1]
+    scope, branch = header.scope, header.body[-1]
     first = next(s.target for s in header.body if _is(s, "pair_first"))
     kept = [s for s in header.body[:-1] if not any(_is(s, op) for op in ("iternext", "pair_first", "pair_second"))]
+    private = _private(blocks, loop)
     body = {label: blocks.pop(label) for label in loop.body if label != loop.header}
     size = len(body) + 1  # a copy is its body's blocks, then the header of the next
     free = max(*blocks, *body) + 1
@@ -113,33 +115,43 @@ def _repeat(func_ir: Any, loop: Any, counts: range) -> None:
     for i, value in enumerate(counts):
         labels = {old: free + i * size + j for j, old in enumerate(sorted(body))}
         labels[loop.header] = starts[i + 1]
-        start = ir.Block(header.scope, header.loc)
-        start.append(ir.Assign(ir.Const(value, header.loc), first, header.loc))
-        start.body += [_copy_statement(s) for s in kept]
-        start.append(ir.Jump(labels[branch.truebr], header.loc))
-        blocks[starts[i]] = start
+        names = {name: scope.redefine(name, header.loc) for name in private}
+        start = ir.Block(scope, header.loc)
+        start.body = [ir.Assign(ir.Const(value, header.loc), first, header.loc), *kept]
+        start.append(ir.Jump(branch.truebr, header.loc))
+        blocks[starts[i]] = _copy(start, labels, names)
         for label, block in body.items():
-            blocks[labels[label]] = _copy(block, labels)
-    end = ir.Block(header.scope, header.loc)
+            blocks[labels[label]] = _copy(block, labels, names)
+    end = ir.Block(scope, header.loc)
     end.append(ir.Jump(branch.falsebr, header.loc))
     blocks[starts[-1]] = end
 
 
-def _copy(block: Any, labels: dict[int, int]) -> Any:
+def _private(blocks: dict[int, Any], loop: Any) -> list[str]:
+    """Variables of one iteration only: not used outside of the loop, nor carried into its next iteration."""
+    uses, defined = compute_use_defs(blocks)
+    live = compute_live_map(compute_cfg_from_blocks(blocks), blocks, uses, defined)
+    shared = {v.name for label, b in blocks.items() if label not in loop.body for s in b.body for v in s.list_vars()}
+    inside = {name for label in loop.body for name in defined[label]}
+    return sorted(inside - shared - live[loop.header])
+
+
+def _copy(block: Any, labels: dict[int, int], names: dict[str, Any]) -> Any:
     made = ir.Block(block.scope, block.loc)
     for statement in block.body:
-        if isinstance(statement, ir.Jump):
-            made.append(ir.Jump(labels.get(statement.target, statement.target), statement.loc))
-        elif isinstance(statement, ir.Branch):
-            true, false = (labels.get(t, t) for t in (statement.truebr, statement.falsebr))
-            made.append(ir.Branch(statement.cond, true, false, statement.loc))
-        else:
-            made.append(_copy_statement(statement))
+        copied = _copy_statement(statement, labels)
+        replace_vars_stmt(copied, names)
+        made.append(copied)
     return made
 
 
-def _copy_statement(statement: Any) -> Any:
-    """SSA rewrites statements in place, so copies may share variables but not expressions."""
+def _copy_statement(statement: Any, labels: dict[int, int]) -> Any:
+    """Later passes change statements in place, so copies share none, nor expressions."""
+    if isinstance(statement, ir.Jump):
+        return ir.Jump(labels.get(statement.target, statement.target), statement.loc)
+    if isinstance(statement, ir.Branch):
+        true, false = (labels.get(t, t) for t in (statement.truebr, statement.falsebr))
+        return ir.Branch(statement.cond, true, false, statement.loc)
     if isinstance(statement, ir.Assign):
         value = statement.value
         if isinstance(value, ir.Expr):

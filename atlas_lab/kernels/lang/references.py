@@ -40,7 +40,7 @@ def references(function: Callable[..., Any]) -> References:
         if isinstance(item, Op):
             ops[item] = None
         elif isinstance(item, pytypes.FunctionType):
-            todo.extend(_named(item))
+            todo.extend(named(item))
         elif item is _FOREIGN:
             foreign = True
         elif isinstance(item, pytypes.ModuleType):
@@ -55,7 +55,8 @@ def references(function: Callable[..., Any]) -> References:
     return References(tuple(sorted(ops, key=lambda o: o.name)), foreign)
 
 
-def _named(function: pytypes.FunctionType) -> Iterator[Any]:
+def named(function: pytypes.FunctionType) -> Iterator[Any]:
+    """Values of the globals, closure variables and module attributes that a function's own code names, in order."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     value: Any = None
     known = False
