@@ -97,7 +97,7 @@ def _compile(kernel: Kernel, arch: str) -> Compiled:
     if found is None:
         ltoir = _ltoir(kernel, arch)
         limit = _options(kernel).get("max_registers")
-        key = cache.digest(ltoir, kernel.entry, arch, str(limit), *_toolchain())
+        key = cache.digest(ltoir, kernel.entry, arch, str(limit), *_toolchain(), *Compiled.__dataclass_fields__)
         found = cache.load(key)
         if found is None:
             cubin, log = _link(kernel, arch, ltoir, "cubin", limit)
