@@ -6,6 +6,3 @@ from __future__ import annotations
 class ConfigError(ValueError):
     """A setting, a file or an experiment that cannot be used; one sentence that names where it stands."""
 
-
-class Interrupted(Exception):
-    """The run was stopped by the user; what was done so far has been written."""

@@ -18,7 +18,7 @@ from atlas_lab.core.route import Assignment, Route
 from atlas_lab.core.rows import Rows
 from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import Tensor
-from atlas_lab.experiments.config import Experiment, Loaded, Variant
+from atlas_lab.experiments.config import Loaded, Variant
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.settings import Said, levers_for, preferences_for
 
@@ -88,8 +88,11 @@ def plan_variant(
 ) -> VariantPlan:
     """Routes, load plan and programs of a variant over `sites`; raises RouteError, PlanError, LaunchError."""
     routes = tuple(registry.resolve(site, context) for site in sites)
-    steps = tuple(s for r in routes for m in rows for s in _steps(r, m, context, registry))
-    return VariantPlan(name, weights, context, routes, load_plan(routes), steps)
+    steps = []
+    for r in routes:
+        found = [s for m in rows for s in _steps(r, m, context, registry)]
+        steps += sorted(found, key=lambda s: r.site.roles.index(s.roles[0]))
+    return VariantPlan(name, weights, context, routes, load_plan(routes), tuple(steps))
 
 
 def _steps(route: Route, m: int, context: Context, registry: Registry) -> list[Step]:
@@ -113,7 +116,9 @@ def _program(call: Call, a: Assignment, registry: Registry) -> Program:
         if entry.built_in:
             raise
         frame = traceback.extract_tb(e.__traceback__)[-1]
-        said = f"arm {a.arm} of {entry.distribution or entry.where}: lower for M={call.m} raised {type(e).__name__}: {e}"
+        said = (
+            f"arm {a.arm} of {entry.distribution or entry.where}: lower for M={call.m} raised {type(e).__name__}: {e}"
+        )
         raise PluginError(f"{said} ({frame.filename}:{frame.lineno})") from e
 
 

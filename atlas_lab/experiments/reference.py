@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -125,15 +124,6 @@ def _recipe() -> str:
         for file in sorted(Path(package.__file__).parent.glob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Where files are kept between runs: `ATLAS_LAB_CACHE`, else `atlas-lab` in the user's cache folder."""
-    given = os.environ if environment is None else environment
-    if given.get("ATLAS_LAB_CACHE"):
-        return Path(given["ATLAS_LAB_CACHE"])
-    base = given.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "atlas-lab"
 
 
 @dataclass(frozen=True)

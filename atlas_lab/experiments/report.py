@@ -65,7 +65,8 @@ def print_ab(result: AbResult, console: Console, name: str = "") -> None:
 
 def _forecast(x: ExperimentResult, target: str) -> Table:
     t = table(
-        *("variant", "role", ">M", "arm", "parity", ">SNR dB", ">MB", ">regs", ">spills"), f">floor us\n{target}, forecast"
+        *("variant", "role", ">M", "arm", "parity", ">SNR dB", ">MB", ">regs", ">spills"),
+        f">floor us\n{target}, forecast",
     )
     for c in x.cells:
         registers, spills = _compiled(c)
@@ -81,7 +82,9 @@ def _forecast(x: ExperimentResult, target: str) -> Table:
 def _timed(x: ExperimentResult) -> Table:
     t = table("variant", "role", ">M", "arm", "parity", ">SNR dB", ">MB", ">us", "ratio [95 %]", "", ">of ceiling")
     for c in x.cells:
-        mine = next((k for k in x.comparisons if (k.b, k.role, k.layer, k.m) == (c.variant, c.role, c.layer, c.m)), None)
+        mine = next(
+            (k for k in x.comparisons if (k.b, k.role, k.layer, k.m) == (c.variant, c.role, c.layer, c.m)), None
+        )
         share = "-" if c.time is None or c.time.share is None else f"{100 * c.time.share:.0f} % {c.time.bound_by}"
         row(
             t,
@@ -135,7 +138,9 @@ def _failures(cells: Iterable[Cell], console: Console) -> None:
 
 
 def _memory(x: ExperimentResult) -> Table:
-    t = table("variant", "weights", ">steady MB", ">peak MB", "resident, full model", title="memory of these layers and roles")
+    t = table(
+        "variant", "weights", ">steady MB", ">peak MB", "resident, full model", title="memory of these layers and roles"
+    )
     for name, v in x.variants.items():
         labels = ", ".join(f"{label} {megabytes(size)}" for label, size in v.residency.labels.items())
         row(t, name, v.weights, megabytes(v.residency.steady), megabytes(v.residency.peak), labels)
@@ -189,15 +194,11 @@ def not_proven(result: AbResult, x: ExperimentResult) -> list[str]:
     if result.status == "partial":
         out.append("the run was interrupted; this is what was done so far")
     if result.device.get("kind") == "interpreter":
-        out.append("no speed was measured: no GPU" + _why(result))
+        out.append("no speed was measured: no GPU")
     failed = [c for c in x.cells if c.status in ("failed", "crashed")]
     if failed:
         out.append(f"{len(failed)} cells failed parity and were not timed")
     return out
-
-
-def _why(result: AbResult) -> str:
-    return f" ({result.device['why']})" if result.device.get("why") else ""
 
 
 def next_command(result: AbResult, x: ExperimentResult) -> str:

@@ -20,9 +20,11 @@ AB = "atlas-lab.ab/1"
 
 
 class Part(BaseModel):
-    """Part of a result. Later versions of a schema only add fields, so unknown ones are kept."""
+    """Part of a result. Later versions of a schema only add fields, so unknown ones are kept. `reasons` has a word for
+    each of its numbers that are null."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
+    reasons: dict[str, str] = {}
 
 
 class Dimensions(Part):
@@ -181,12 +183,13 @@ def clean(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     out: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
+    reasons = dict(value.get("reasons") or {})
     for key, v in value.items():
-        out[str(key)] = clean(v)
         if isinstance(v, float) and not math.isfinite(v):
             reasons[str(key)] = "not a number" if math.isnan(v) else "infinite"
-    return {**out, "reasons": {**out.get("reasons", {}), **reasons}} if reasons else out
+        if key != "reasons":
+            out[str(key)] = clean(v)
+    return {**out, "reasons": reasons} if reasons else out
 
 
 def dumps(result: Part) -> str:

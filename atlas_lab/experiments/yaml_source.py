@@ -92,7 +92,7 @@ class _Walk:
         self.source.lines.setdefault(where, node.start_mark.line + 1)
         if isinstance(node, yaml.ScalarNode):
             try:
-                return self.loader.construct_object(node)  # type: ignore[no-untyped-call]
+                return self.loader.construct_object(node)
             except ValueError as e:  # 2026-99-99 looks like a date
                 raise self.source.error(where, f"found {node.value!r}, which is no value: {e}") from None
         if id(node) in self.open:
@@ -125,9 +125,7 @@ class _Walk:
             key = str(key_node.value)
             at = (*where, key)
             if key in first:
-                raise ConfigError(
-                    f"{self.source.name}:{line}: {spell(at)}: duplicate key, first on line {first[key]}"
-                )
+                raise ConfigError(f"{self.source.name}:{line}: {spell(at)}: duplicate key, first on line {first[key]}")
             first[key] = line
             self.source.lines[at] = line
             own[key] = self.value(value_node, at)

@@ -31,9 +31,7 @@ def planned(registry, variant: str, more: str = "", m: str = "[1, 3]", hidden: i
 
 def test_steps(registry):
     p: VariantPlan = planned(registry, "{pins: {'*': toy}}")
-    assert [s.key for s in p.steps] == [
-        (0, role, m) for group in (("ffn.gate", "ffn.up"), ("ffn.down",)) for m in (1, 3) for role in group
-    ]
+    assert [s.key for s in p.steps] == [(0, role, m) for role in ("ffn.gate", "ffn.up", "ffn.down") for m in (1, 3)]
     assert {s.assignment.arm for s in p.steps} == {"toy"}
     assert p.load.steady == 3 * 64 * 96 * 2
     step = p.step((0, "ffn.gate", 3))
@@ -48,7 +46,7 @@ def test_floor(registry):
     seconds, by = plan.program_floor(h200, step.program)
     assert by == "read"
     assert seconds == step.program.traffic / 4.26e12
-    heavy = [x for x in step.program.launches]
+    heavy = list(step.program.launches)
     object.__setattr__(heavy[0], "flops", 10**12)
     assert plan.floor_of(h200, 1, heavy) == (10**12 / 66.9e12, "fma")
     object.__setattr__(heavy[0], "pipe", "mma_x")
@@ -70,8 +68,8 @@ def test_same_route(registry):
 @pytest.mark.parametrize(
     ("variant", "hidden", "sentence"),
     [
-        ("{pins: {ffn.gate: toy}}", 68, "layers.0.ffn.gate: pins of variant a: ffn.gate = toy, which is not eligible: K must be a multiple "
-         "of 8 (found 68, expected 8, 16, ...)"),
+        ("{pins: {ffn.gate: toy}}", 68, "layers.0.ffn.gate: pins of variant a: ffn.gate = toy, which is not eligible: "
+         "K must be a multiple of 8 (found 68, expected 8, 16, ...)"),
         ("{pins: {ffn.gate: {arm: toy_one, rows: prefill}}}", 64, "layers.0.ffn.gate: pins of variant a: ffn.gate = "
          "toy_one, which serves M 1 and is pinned for M 17+, none of M 1, 3"),
     ],

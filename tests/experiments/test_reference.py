@@ -10,7 +10,7 @@ import pytest
 from atlas_lab import checkpoint
 from atlas_lab.experiments import config
 from atlas_lab.experiments.errors import ConfigError
-from atlas_lab.experiments.reference import References, Weights, cache_folder, references, variant_weights
+from atlas_lab.experiments.reference import References, Weights, references, variant_weights
 from atlas_lab.experiments.yaml_source import parse
 
 
@@ -129,9 +129,3 @@ def test_a_variant_of_its_own_checkpoint(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"layers\.0\.ffn\.gate: found a weight \[384, 512\], expected the reference"):
         variant_weights(loaded, name, "a", config.Variant(checkpoint="other"), r.full, {})
     assert variant_weights(loaded, name, "a", config.Variant(), r.full, {}) == Weights("bf16")
-
-
-def test_cache_folder(tmp_path: Path):
-    assert cache_folder({"ATLAS_LAB_CACHE": "/a"}) == Path("/a")
-    assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/atlas-lab")
-    assert cache_folder({}) == Path.home() / ".cache/atlas-lab"

@@ -37,7 +37,14 @@ def whole() -> AbResult:
         flops=178_257_920,
         launches=[
             LaunchResult(
-                kernel="gemv__1", grid=(1, 1, 1), block=(128, 1, 1), shared=0, pipe="fma", flops=3, bytes=4, registers=40
+                kernel="gemv__1",
+                grid=(1, 1, 1),
+                block=(128, 1, 1),
+                shared=0,
+                pipe="fma",
+                flops=3,
+                bytes=4,
+                registers=40,
             )
         ],
         parity=ParityResult(passed=True, worst=0.2),
@@ -50,7 +57,10 @@ def whole() -> AbResult:
         config={"m": [1]},
         variants={
             "nvfp4": VariantResult(
-                weights="nvfp4", levers={"graph": True}, routes=[], residency=Residency(steady=1, peak=2, labels={"a": 1})
+                weights="nvfp4",
+                levers={"graph": True},
+                routes=[],
+                residency=Residency(steady=1, peak=2, labels={"a": 1}),
             )
         },
         cells=[cell],

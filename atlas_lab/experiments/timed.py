@@ -1,0 +1,148 @@
+"""Times of an experiment's cells on a GPU: every variant's programs of one M against each other, in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from atlas_lab.core.target import Target
+from atlas_lab.experiments.numbers import Bench, Judge, activations
+from atlas_lab.experiments.plan import Step
+from atlas_lab.experiments.results import Cell, ExperimentResult, TimeResult
+from atlas_lab.experiments.session import Session
+from atlas_lab.experiments.stats import interval
+from atlas_lab.runtime import probe, timing
+from atlas_lab.runtime.bind import Bound
+from atlas_lab.runtime.device import Buffer, Device
+
+ROUNDS = 20
+Notify = Callable[[str, int, int], None]
+
+
+@dataclass
+class Running:
+    """A step on the device: its rotated programs, the ports they share, its input and first output."""
+
+    cell: Cell
+    step: Step
+    bench: Bench
+    bound: list[Bound]
+    ports: dict[str, Buffer]
+    x: np.ndarray
+    y: np.ndarray
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.variant} {self.step.label}"
+
+
+def run(session: Session, x: ExperimentResult, device: Device, seed: int, notify: Notify) -> None:
+    """Time every cell that passed parity. Each variant's weights stay loaded from its own plan while all of one M
+    alternate; outputs are checked again afterwards, and a cell whose output changed fails."""
+    passed = [c for c in x.cells if c.status == "passed"]
+    notify("measuring what the card reaches", 0, len(passed))
+    reached = probe.ceilings(device).read_rate
+    with ExitStack() as stack:
+        benches: dict[str, Bench] = {}
+        judges: dict[str, Judge] = {}
+        for name in dict.fromkeys(c.variant for c in passed):
+            held = session.file(name)
+            plan = session.numbers_plan(name, held)
+            benches[name] = stack.enter_context(Bench(plan, held, device))
+            judges[name] = Judge(session.registry.arm, held, session.reference_file())
+        done = 0
+        for layer, m in dict.fromkeys((c.layer, c.m) for c in passed):
+            group = [c for c in passed if (c.layer, c.m) == (layer, m)]
+            notify(f"timing layers.{layer} M={m}", done, len(passed))
+            _together(group, benches, judges, device, session.target, reached, seed)
+            done += len(group)
+
+
+def _together(
+    cells: list[Cell],
+    benches: dict[str, Bench],
+    judges: dict[str, Judge],
+    device: Device,
+    target: Target,
+    reached: float,
+    seed: int,
+) -> None:
+    with ExitStack() as stack:
+        for c in cells:
+            stack.callback(benches[c.variant].release)
+        running = [_start(c, benches[c.variant], device, seed) for c in cells]
+        timed = [timing.rotate(r.name, r.bound) for r in running]
+        for t in timed:
+            stack.callback(t.keep.close)
+        found = timing.measure(device, timed, rounds=ROUNDS, seed=seed)
+        for r in running:
+            _check_again(r, judges[r.cell.variant], device)
+            if r.cell.status == "passed":
+                blocks = [float(s) * 1e6 for s in found.blocks(r.name)]
+                r.cell.time = time_of(blocks, r.step, target, reached, seed)
+                if r.name in found.starved:
+                    r.cell.time.bound_by = "the host"
+
+
+def _start(c: Cell, bench: Bench, device: Device, seed: int) -> Running:
+    """Bind a step over rotated copies of its weights, and run it once."""
+    step = bench.plan.step((c.layer, c.role, c.m))
+    assert step is not None
+    ports = bench.ports(step)
+    bound = [bench.bind(step, ports, w) for w in rotated(bench, step, device.target.l2)]
+    x = activations(step.key, step.call.k, seed)
+    device.upload(ports[step.call.x.data.name], x)
+    for t in (*step.program.outputs, *step.program.temporaries):
+        device.poison(ports[t.name])
+    bound[0].run()
+    device.synchronize()
+    y = step.call.y.data
+    first = device.download(ports[y.name], y.dtype, y.shape)
+    return Running(c, step, bench, bound, ports, x, first)
+
+
+def rotated(bench: Bench, step: Step, l2: int) -> Iterator[dict[str, Buffer]]:
+    """The step's own weights, then copies of them, together at least four times the L2."""
+    yield {}
+    tensors = step.program.persistent
+    sets = timing.rotations(sum(t.bytes for t in tensors), l2)
+    for _ in range(sets - 1):
+        copy = {}
+        for t in tensors:
+            original = bench.weights[t.name]
+            copy[t.name] = bench.take(t, "rotation")
+            bench.device.upload(copy[t.name], bench.device.download(original, "u8", (t.bytes,)))
+        yield copy
+
+
+def _check_again(r: Running, judge: Judge, device: Device) -> None:
+    """The output after the timed loop must be the one from before it, or at least as right."""
+    y = r.step.call.y.data
+    now = device.download(r.ports[y.name], y.dtype, y.shape)
+    if np.array_equal(now.view("u1"), r.y.view("u1")):
+        return
+    again = judge.judge(r.step, r.x, now).parity
+    if not again.passed:
+        r.cell.status, r.cell.reason = "failed", f"after the timed loop: {again.reason}"
+        r.cell.parity = again
+
+
+def time_of(blocks: list[float], step: Step, target: Target, reached: float, seed: int) -> TimeResult:
+    """A cell's time beside its floor: bytes over the read rate measured in this run, operations over the target's
+    rates."""
+    read = step.program.traffic / reached * 1e6
+    launches = [x for x in step.program.launches if x.flops and x.pipe in target.math]
+    math = sum(x.flops / target.math[x.pipe].value for x in launches) * 1e6
+    floor, by = (math, launches[0].pipe) if math > read else (read, "read")
+    median = float(np.median(blocks))
+    return TimeResult(
+        median_us=median,
+        ci95=interval(blocks, seed),
+        blocks=blocks,
+        floor_us=floor,
+        share=floor / median,
+        bound_by=by,
+    )
