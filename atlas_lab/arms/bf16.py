@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atlas_lab.arms.tiling import RAGGED_TILES, TILES, tile_for
+from atlas_lab.arms.tiling import RAGGED, TILES, tile_for
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
@@ -54,7 +54,7 @@ class Bf16Gemm(Arm):
     source = "bf16"
     kernels = (
         *(gemm_bf16(**t.parameters) for t in TILES),
-        *(gemm_bf16(**t.parameters, x_vector=2, w_vector=2, pairs=False) for t in RAGGED_TILES),
+        gemm_bf16(**RAGGED.parameters, x_vector=2, w_vector=2, pairs=False),
     )
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16))
     reduction_class = ReductionClass("mma.m16n8k16.bf16", "ascending K")
@@ -64,7 +64,7 @@ class Bf16Gemm(Arm):
 
     def lower(self, c: Call) -> list[Launch]:
         ragged = c.k % 8 != 0 or c.n % 2 != 0
-        tile = tile_for(c.m, c.n, c.context.target.sms, ragged=ragged)
+        tile = RAGGED if ragged else tile_for(c.m, c.n, c.context.target.sms)
         vectors = {"x_vector": 2, "w_vector": 2, "pairs": False} if ragged else {}
         return [
             Launch(

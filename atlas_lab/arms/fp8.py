@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atlas_lab.arms.tiling import RAGGED_TILES, TILES, tile_for
+from atlas_lab.arms.tiling import RAGGED, TILES, tile_for
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
@@ -70,7 +70,7 @@ class Fp8Gemm(Arm):
         for d in SCALES.values()
         for k in (
             *(gemm_fp8_block(**t.parameters, scale=d) for t in TILES),
-            *(gemm_fp8_block(**t.parameters, scale=d, x_vector=2, w_vector=1, pairs=False) for t in RAGGED_TILES),
+            gemm_fp8_block(**RAGGED.parameters, scale=d, x_vector=2, w_vector=1, pairs=False),
         )
     )
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: 8 + -(-k // 128), extra_roundings=1)
@@ -85,7 +85,7 @@ class Fp8Gemm(Arm):
     def lower(self, c: Call) -> list[Launch]:
         w = c.weights["weight"]
         ragged = c.k % 16 != 0 or c.n % 2 != 0
-        tile = tile_for(c.m, c.n, c.context.target.sms, ragged=ragged)
+        tile = RAGGED if ragged else tile_for(c.m, c.n, c.context.target.sms)
         vectors = {"x_vector": 2, "w_vector": 1, "pairs": False} if ragged else {}
         return [
             Launch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atlas_lab.arms.tiling import RAGGED_TILES, TILES, tile_for
+from atlas_lab.arms.tiling import RAGGED, TILES, tile_for
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
@@ -75,7 +75,7 @@ class Nvfp4Gemm(Arm):
         for r in (False, True)
         for k in (
             *(gemm_nvfp4(**t.parameters, reciprocal=r) for t in TILES),
-            *(gemm_nvfp4(**t.parameters, reciprocal=r, w_vector=8, s_vector=1, pairs=False) for t in RAGGED_TILES),
+            gemm_nvfp4(**RAGGED.parameters, reciprocal=r, w_vector=8, s_vector=1, pairs=False),
         )
     )
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16), extra_roundings=2)
@@ -90,7 +90,7 @@ class Nvfp4Gemm(Arm):
     def lower(self, c: Call) -> list[Launch]:
         ((key, w),) = c.weights.items()
         ragged = c.k % 64 != 0 or c.n % 2 != 0
-        tile = tile_for(c.m, c.n, c.context.target.sms, ragged=ragged)
+        tile = RAGGED if ragged else tile_for(c.m, c.n, c.context.target.sms)
         vectors = {"w_vector": 8, "s_vector": 1, "pairs": False} if ragged else {}
         return [
             Launch(

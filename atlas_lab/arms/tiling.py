@@ -36,26 +36,19 @@ class Tile:
         }
 
 
-LARGE = Tile(128, 128, 2, 4, 3, blocks=2)
-MIDDLE = Tile(64, 128, 2, 2, 4)
-MIDDLE_NARROW = Tile(64, 32, 2, 1, 4)
-SMALL = Tile(16, 128, 1, 4, 4)
-SMALL_NARROW = Tile(16, 32, 1, 2, 4)
-TILES = (LARGE, MIDDLE, MIDDLE_NARROW, SMALL, SMALL_NARROW)
-# Shapes whose rows are not multiples of a 16-byte load take one of these two.
-RAGGED_TILES = (MIDDLE_NARROW, SMALL_NARROW)
+LARGE = Tile(128, 128, 2, 4, 4)
+MIDDLE = Tile(64, 64, 2, 2, 4)
+SMALL = Tile(16, 64, 1, 4, 5)
+TILES = (LARGE, MIDDLE, SMALL)
+# For shapes whose rows are not multiples of a 16-byte load.
+RAGGED = Tile(32, 32, 2, 1, 3)
 
 
-def tile_for(m: int, n: int, sms: int, *, ragged: bool = False) -> Tile:
-    """The tile for m rows and n columns on a card of `sms` multiprocessors."""
-    if ragged:
-        return SMALL_NARROW if m <= 16 else MIDDLE_NARROW
-    if m <= 16:
-        wide, narrow = SMALL, SMALL_NARROW
-    elif m <= 64:
-        wide, narrow = MIDDLE, MIDDLE_NARROW
-    else:
-        wide, narrow = LARGE, MIDDLE
-        if narrow.count(m, n) < sms:
-            narrow = MIDDLE_NARROW
-    return wide if wide.count(m, n) >= sms else narrow
+def tile_for(m: int, n: int, sms: int) -> Tile:
+    """The tile for m rows and n columns on a card of `sms` multiprocessors: the smallest that covers m, or the largest
+    that still gives every multiprocessor a block."""
+    if m <= SMALL.bm:
+        return SMALL
+    if m <= MIDDLE.bm or LARGE.count(m, n) < sms:
+        return MIDDLE
+    return LARGE

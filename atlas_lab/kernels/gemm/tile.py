@@ -41,32 +41,44 @@ def copier(rows: int, row_bytes: int, threads: int, vector: int, swizzle: Swizzl
     """
     columns = row_bytes // vector
     total = rows * columns
-    steps = -(-total // threads)
     shift, mask, step = swizzle
-    asynchronous = vector >= 4
-    copy = _COPIES.get(vector)
-    load, store = _LOADS.get(vector, (None, None))
 
     @L.device
-    def run(dst, src, first_row, row_count, pitch, first_byte):
-        for s in L.unroll(steps):
-            i = L.i32(cuda.threadIdx.x) + s * threads
-            if i < total:
-                row = L.i32(i // columns)
-                col = L.i32(i % columns) * vector
-                inside = first_row + row < row_count and first_byte + col < pitch
-                at = L.i64(0)
-                if inside:
-                    at = L.i64(first_row + row) * pitch + first_byte + col
-                place = row * row_bytes + (((col >> 4) ^ (((row >> shift) & mask) * step)) << 4) + (col & 15)
-                if asynchronous:
-                    copy(dst, place, src, at, vector if inside else 0)
-                elif inside:
-                    store(dst, place, load(src, at))
-                else:
-                    store(dst, place, L.u32(0))
+    def place(row, col):
+        return row * row_bytes + (((col >> 4) ^ (((row >> shift) & mask) * step)) << 4) + (col & 15)
 
-    return run
+    if vector >= 4:
+        steps = -(-total // threads)
+        copy = _COPIES[vector]
+
+        @L.device
+        def run(dst, src, first_row, row_count, pitch, first_byte):
+            for s in L.unroll(steps):
+                i = L.i32(cuda.threadIdx.x) + s * threads
+                if i < total:
+                    row = L.i32(i // columns)
+                    col = L.i32(i % columns) * vector
+                    inside = first_row + row < row_count and first_byte + col < pitch
+                    at = L.i64(0)
+                    if inside:
+                        at = L.i64(first_row + row) * pitch + first_byte + col
+                    copy(dst, place(row, col), src, at, vector if inside else 0)
+
+        return run
+
+    load, store = _LOADS[vector]
+
+    @L.device
+    def run_plain(dst, src, first_row, row_count, pitch, first_byte):
+        for i in range(L.i32(cuda.threadIdx.x), total, threads):
+            row = L.i32(i // columns)
+            col = L.i32(i % columns) * vector
+            value = L.u32(0)
+            if first_row + row < row_count and first_byte + col < pitch:
+                value = load(src, L.i64(first_row + row) * pitch + first_byte + col)
+            store(dst, place(row, col), value)
+
+    return run_plain
 
 
 @functools.cache
