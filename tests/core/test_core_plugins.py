@@ -93,7 +93,7 @@ BROKEN = {
     "tolerance is a number": ("One.tolerance = 1e-3\n" + HOOK, "TypeError: arm bad: tolerance is 0.001, expected"),
     "accuracy is a number": ("One.accuracy = 38\n" + HOOK, "TypeError: arm bad: accuracy is 38, expected"),
     "activation is missing": ("One.activation = None\n" + HOOK, "TypeError: arm bad: activation is None, expected"),
-    "reduction class is text": ("One.reduction_class = 'x'\n" + HOOK, "TypeError: arm bad: reduction_class is 'x', exp"),
+    "reduction class is text": ("One.reduction_class = 'x'\n" + HOOK, "TypeError: arm bad: reduction_class is 'x',"),
     "lower is missing": ("One.lower = None\n" + HOOK, "TypeError: arm bad: lower is None, expected a method"),
     "taken name": (HOOK.replace("One()", "One(), One()"), "ValueError: atlas_arms: the name 'bad' is taken by bad"),
     "unknown hook": ("@hookimpl\ndef atlas_armz(): return []\n", "PluginValidationError: unknown hook 'atlas_armz' in"),

@@ -1,0 +1,246 @@
+"""Which shapes and values an arm is tried on: awkward ones, drawn where it says yes, and one where it says no."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from atlas_lab.checkpoint.qwen35 import MODULES
+from atlas_lab.core.arm import Arm, is_group
+from atlas_lab.core.context import Context
+from atlas_lab.core.levers import NAMES
+from atlas_lab.core.program import program_of, projection_call
+from atlas_lab.core.target import Target, shipped_targets
+from atlas_lab.core.verdict import Verdict
+from atlas_lab.experiments.case import STORED, Case, base_context, context_of, route_of, site_of, verdict_of
+from atlas_lab.formats import FORMATS, Format, FormatError
+from atlas_lab.kernels.lang import Kernel
+
+Budget = Literal["interpreter", "gpu"]
+# N in order of preference where only K is looked for, and K in whole.
+NS = (7, 96, 128, 256, 1, 64, 192, 384, 512, 1024)
+KS = range(1, 258)
+MORE_NS = (*range(1, 33), 48, 64, 96, 127, 128, *range(129, 161), 192, 256, 320, 384, 512, 1024, 5119, 5120)
+MORE_KS = (*range(258, 520), *range(1025, 1160), *range(2049, 2310), 4096, 5104, 5120, 5128)
+FULL = ((17408, 5120), (5120, 17408))
+LARGEST_M: dict[Budget, int] = {"interpreter": 67, "gpu": 4099}
+
+
+@dataclass(frozen=True)
+class _Drawer:
+    """Asks the arm about shapes of one format and one set of roles."""
+
+    arm: Arm
+    roles: tuple[str, ...]
+    format: str
+    base: Context
+
+    def case(self, n: int, k: int, m: int, why: str) -> Case:
+        return Case(self.arm.name, self.roles, m, n, k, self.format, why=why)
+
+    def verdict(self, n: int, k: int, stored: str = "") -> Verdict | None:
+        """None where the format itself cannot store the shape."""
+        try:
+            return verdict_of(replace(self.case(n, k, self.arm.rows.first, ""), stored=stored), self.arm, self.base)
+        except FormatError:
+            return None
+
+    def allows(self, n: int, k: int) -> bool:
+        return bool(self.verdict(n, k))
+
+    def legal(self) -> tuple[list[int], list[int]]:
+        """N and K that the arm takes, ascending: K beside a fixed N, then N beside the smallest such K."""
+        for n in NS:
+            ks = [k for k in KS if self.allows(n, k)]
+            if ks:
+                break
+        else:
+            n, ks = next(((n, [k]) for n in NS for k in MORE_KS if self.allows(n, k)), (0, []))
+        if not ks:
+            return [], []
+        ks += [k for k in MORE_KS if k not in ks and self.allows(n, k)]
+        return [x for x in MORE_NS if self.allows(x, ks[0])], ks
+
+
+def role_sets(arm: Arm) -> list[tuple[str, ...]]:
+    """For each pattern of the arm, roles that it names: known ones where there are any."""
+    out = []
+    for pattern in arm.roles:
+        parts = [next((r for r in MODULES if fnmatchcase(r, part)), _plain(part)) for part in pattern.split("+")]
+        taken = dict.fromkeys(parts)
+        if is_group(pattern) and len(taken) < len(parts):  # the same pattern twice: its first matches, one each
+            taken = dict.fromkeys([r for r in MODULES if fnmatchcase(r, pattern.split("+")[0])][: len(parts)])
+        out.append(tuple(taken))
+    return list(dict.fromkeys(out))
+
+
+def _plain(pattern: str) -> str:
+    return "".join(c if c not in "*?[]" else "x" for c in pattern)
+
+
+def cases(
+    arm: Arm,
+    known: Mapping[str, Format] = FORMATS,
+    target: Target = shipped_targets()[0],
+    budget: Budget = "interpreter",
+) -> tuple[Case, ...]:
+    """Cases of an arm where it says yes, each with why it was drawn; empty if it says yes to nothing that was tried.
+
+    `interpreter` draws shapes small enough for it; `gpu` adds full-size ones.
+    """
+    base = base_context(target)
+    sets = role_sets(arm)
+    out: list[Case] = []
+    for i, f in enumerate(f for f in known.values() if arm.source in ("", f.family)):
+        drawn = [_drawn(_Drawer(arm, roles, f.name, base), budget, first=not out) for roles in sets]
+        out += _rotated(drawn) if not out else list(drawn[i % len(drawn)][:3])
+        if budget == "gpu":
+            out += _full_size(_Drawer(arm, sets[0], f.name, base))
+    out += _levers(arm, base, out)
+    return tuple({c.id: c for c in out}.values())
+
+
+def _rotated(drawn: Sequence[Sequence[Case]]) -> list[Case]:
+    """All cases of the first set of roles; where there are more sets, each in turn stands in for it."""
+    groups = [d for d in drawn if d and len(d[0].roles) > 1]
+    single = [d for d in drawn if d and len(d[0].roles) == 1]
+    out: list[Case] = []
+    for kind in (single, groups):
+        for i in range(max(map(len, kind), default=0)):
+            d = kind[i % len(kind)]
+            out += d[i : i + 1]
+    return out
+
+
+def _drawn(d: _Drawer, budget: Budget, *, first: bool) -> list[Case]:
+    ns, ks = d.legal()
+    if not ns:
+        return []
+    group = FORMATS[d.format].geometry.cols if d.format in FORMATS else 0
+    odd, odd_n = _awkward(ks, 64, 257), _awkward(ns, 1, 31)
+    shapes = [
+        (odd_n, odd, "K that no tile divides"),
+        (ns[0], ks[0], "smallest N and K"),
+        (_first(ns, lambda n: n > 128), _first(ks, lambda k: k >= (group or 16)), "N past 128, one group of K"),
+        (_first(ns, lambda n: n >= 96), _awkward(ks, 257, 520), "several stages of K"),
+    ]
+    if d.arm.rows.first == 1:
+        shapes.append((_first(ns, lambda n: n >= 2), _awkward(ks, 2048, 2310), "long K"))
+    shapes = [s for s in shapes if d.allows(*s[:2])]
+    out = [d.case(n, k, m, why) for (n, k, why), m in zip(shapes, _row_counts(d.arm, len(shapes), budget), strict=True)]
+    if first and out:
+        n, k, _ = shapes[0]
+        m = d.arm.rows.first
+        wide = _awkward(ks, 128, 1160)
+        out += [
+            replace(d.case(n, k, m, "weights and x far from 1"), values="huge"),
+            replace(d.case(n, k, m, "weights and x far from 1"), values="tiny"),
+            replace(d.case(_first(ns, lambda n: n >= 48), wide, m, "accuracy on normal values"), values="plain"),
+        ]
+        out = [c for c in out if d.allows(c.n, c.k)]
+    for stored in STORED[1:]:
+        c = replace(d.case(odd_n, odd, d.arm.rows.first, f"stored with {stored}"), stored=stored)
+        if d.allows(odd_n, odd) and site_of(c) != site_of(replace(c, stored="")) and d.verdict(odd_n, odd, stored):
+            out.append(c)
+    return out
+
+
+def _row_counts(arm: Arm, count: int, budget: Budget) -> list[int]:
+    """`count` row counts, the larger ones for shapes that come first: both ends of the arm's rows, ragged between."""
+    first, last = arm.rows.first, min(arm.rows.last, max(LARGEST_M["interpreter"], arm.rows.first + 2))
+    inside = [m for m in (3, 17, 37, first + 1) if first < m < last]
+    wanted = list(dict.fromkeys([inside[0] if inside else last, last, first, *inside[1:]]))
+    return [wanted[i] if i < len(wanted) else first for i in range(count)]
+
+
+def _full_size(d: _Drawer) -> list[Case]:
+    rows = d.arm.rows
+    last = min(rows.last, LARGEST_M["gpu"])
+    inside = [m for m in (5, 16, 61, 333) if rows.first < m < last]
+    ms = dict.fromkeys((rows.first, *inside[:2], last))
+    out = [replace(d.case(n, k, m, "full size"), values="plain") for n, k in FULL for m in ms]
+    ns, ks = d.legal()
+    if ns:
+        n, k = _awkward(ns, 4096, 5120), _awkward(ks, 4096, 5130)
+        out += [d.case(n, k, m, "full size, ragged") for m in (rows.first, *inside)]
+    return [c for c in out if d.allows(c.n, c.k)]
+
+
+def _awkward(values: Iterable[int], low: int, high: int) -> int:
+    """Of the values above `low` up to `high`, the largest of those that 2 divides the fewest times; the last one where
+    there is none between."""
+    among = [v for v in values if low < v <= high]
+    return max(among, key=lambda v: (-(v & -v), v)) if among else list(values)[-1]
+
+
+def _first(values: Sequence[int], wanted: Callable[[int], bool]) -> int:
+    return next((v for v in values if wanted(v)), values[-1])
+
+
+def _levers(arm: Arm, base: Context, drawn: Sequence[Case]) -> Iterator[Case]:
+    """One case for each lever that changes what the arm launches."""
+    for c in drawn[:1]:
+        for name in NAMES:
+            flipped = replace(c, levers=((name, not getattr(base.levers, name)),), why=f"lever {name}")
+            if launched(flipped, arm, base) != launched(c, arm, base):
+                yield flipped
+
+
+def telling_kernels(arm: Arm, base: Context) -> tuple[Kernel, ...]:
+    """The kernels of full-size programs at both ends of the arm's rows; where there are none, all it lists."""
+    roles = role_sets(arm)[0]
+    ms = (arm.rows.first, min(arm.rows.last, LARGEST_M["gpu"]))
+    family = [f for f in FORMATS.values() if arm.source in ("", f.family)][:1]
+    tried = [Case(arm.name, roles, m, n, k, f.name) for f in family for n, k in FULL for m in ms]
+    found = dict.fromkeys(kernel for case in tried for kernel in launched(case, arm, base))
+    return tuple(found) or tuple(arm.kernels)
+
+
+def none_drawn(arm: Arm, known: Mapping[str, Format] = FORMATS, target: Target = shipped_targets()[0]) -> str:
+    """Why there are no cases: what the arm says of a harmless shape."""
+    family = [f for f in known.values() if arm.source in ("", f.family)]
+    if not family:
+        return f"arm {arm.name} starts from {arm.source!r} weights, expected a family of {', '.join(known)}"
+    case = Case(arm.name, role_sets(arm)[0], arm.rows.first, 256, 256, family[0].name)
+    verdict = verdict_of(case, arm, base_context(target))
+    return (
+        f"arm {arm.name} says yes to none of the shapes tried; of N=256, K=256 in {family[0].name} it says: {verdict}"
+    )
+
+
+def launched(case: Case, arm: Arm, base: Context) -> tuple[Kernel, ...]:
+    """The kernels of a case's program, in order; empty where it cannot be planned."""
+    try:
+        (a,) = route_of(case, arm, base).assignments
+        call = projection_call(site_of(case).projections, a, case.m, context_of(case, base))
+        call = replace(call, x=replace(call.x, format=arm.activation))
+        return tuple(x.kernel for x in program_of(arm, call).launches)
+    except Exception:  # parity of the case itself says what is wrong
+        return ()
+
+
+def refusal(
+    arm: Arm, known: Mapping[str, Format] = FORMATS, target: Target = shipped_targets()[0]
+) -> tuple[Case, Verdict] | None:
+    """A case that the arm's predicate, or the checks of source and hardware before it, refuses; shapes are looked at
+    first, then other geometries of its family, other formats, other hardware. None if it takes everything."""
+    base = base_context(target)
+    roles = role_sets(arm)[0]
+    family = [f for f in known.values() if arm.source in ("", f.family)]
+    shapes = [(NS[0], k) for k in KS] + [(n, 256) for n in KS]
+    tried = [(f, n, k) for f in family[:1] for n, k in shapes]
+    tried += [(f, n, 256) for f in (*family, *(f for f in known.values() if f not in family)) for n in (256, 7)]
+    for f, n, k in tried:
+        d = _Drawer(arm, roles, f.name, base)
+        verdict = d.verdict(n, k)
+        if verdict is not None and not verdict and verdict.code != "error":
+            return d.case(n, k, arm.rows.first, "refused"), verdict
+    for t in shipped_targets():
+        if not all(t.meets(kernel.needs) for kernel in arm.kernels):
+            d = _Drawer(arm, roles, family[0].name, base_context(t))
+            verdict = d.verdict(256, 256)
+            if verdict is not None and not verdict:
+                return d.case(256, 256, arm.rows.first, f"refused on {t.name}"), verdict
+    return None
