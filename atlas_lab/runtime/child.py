@@ -12,12 +12,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
+
+from atlas_lab.runtime.errors import DeviceError
 
 REAP = 30.0  # seconds a killed child may take to die: a driver gives its GPU work up first
 TAIL = 300  # characters of the child's stderr that a sentence quotes
@@ -54,14 +57,17 @@ def call(function: str, arguments: Mapping[str, Any] | Sequence[Any] = (), *, ti
                 env=environment,
                 start_new_session=True,
             )
+        late = ""
         try:
             child.communicate(request.encode(), timeout=timeout)
         except subprocess.TimeoutExpired:
-            return Crash("timeout", f"{function} had not ended after {timeout:g} seconds{_kill(child)}")
+            late = f"{function} had not ended after {timeout:g} seconds"
         finally:
-            _kill(child)
+            stuck = _kill(child)
         said = log.read_text(errors="replace")
         sys.stderr.write(said)
+        if late:
+            return Crash("timeout", late + stuck)
         if not answer.exists():
             return Crash("exit", f"{function} died {_death(child.returncode)}{_tail(said)}")
         reply = json.loads(answer.read_text())
@@ -108,7 +114,11 @@ def _main(answer: Path) -> None:
         reply = {"ok": True, "result": result}
         text = json.dumps(reply)
     except Exception as e:
-        text = json.dumps({"ok": False, "sentence": f"{request['function']} raised {type(e).__name__}: {e}"})
+        sentence = f"{request['function']} raised {type(e).__name__}: {e}"
+        if not isinstance(e, DeviceError):
+            *_, last = traceback.extract_tb(e.__traceback__)
+            sentence += f" ({Path(last.filename).name}:{last.lineno})"
+        text = json.dumps({"ok": False, "sentence": sentence})
     part = answer.with_suffix(".part")
     part.write_text(text)
     part.replace(answer)

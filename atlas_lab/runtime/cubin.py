@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from atlas_lab.kernels.lang import Kernel
+from atlas_lab.kernels.lang.compile import Compiled
 from atlas_lab.runtime.bind import Resolved
+from atlas_lab.runtime.card import Card
 from atlas_lab.runtime.driver import bindings, call, core, text
 from atlas_lab.runtime.errors import BindError
 
@@ -16,22 +18,24 @@ class DeviceKernel:
     now and after opting in.
     """
 
-    def __init__(self, kernel: Kernel, cubin: bytes, symbol: str, ordinal: int, default: int, limit: int) -> None:
+    def __init__(self, kernel: Kernel, compiled: Compiled, card: Card) -> None:
         what = f"kernel {kernel.entry}: loading its cubin"
         driver = bindings()
-        self._object = core().ObjectCode.from_cubin(cubin)
-        self.core = self._object.get_kernel(symbol)
+        self._object = core().ObjectCode.from_cubin(compiled.cubin)
+        self.core = self._object.get_kernel(compiled.entry)
         self.handle = driver.CUkernel(int(self.core.handle))
         # Asking for the function loads the module now, so that no launch or capture has to.
         self.function = call(what, "cuKernelGetFunction", self.handle)
-        self._device = driver.CUdevice(ordinal)
-        self._attributes = driver.CUfunction_attribute
-        self.static = self._attribute("CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES", what)
-        self.threads = self._attribute("CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK", what)
         self.symbol = text(call(what, "cuKernelGetName", self.handle))
         # A record speaks of kernels by their spec; another name in the driver stays visible in it.
-        self.entry = kernel.entry if self.symbol == symbol else self.symbol
-        self.allowed, self.limit = max(default - self.static, 0), limit - self.static
+        self.entry = kernel.entry if self.symbol == compiled.entry else self.symbol
+        self._device = driver.CUdevice(card.ordinal)
+        self._attributes = driver.CUfunction_attribute
+        self.threads = self._attribute("CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK", what)
+        # As the assembler counts it: a few static bytes below dynamic memory of a large alignment take up as many.
+        self.static = compiled.shared
+        self.allowed = max(card.shared_default - self.static, 0)
+        self.limit = card.shared_optin - self.static
 
     def _attribute(self, name: str, what: str) -> int:
         return int(call(what, "cuKernelGetAttribute", getattr(self._attributes, name), self.handle, self._device))

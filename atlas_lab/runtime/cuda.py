@@ -71,14 +71,7 @@ class CudaDevice(Device):
             if not self.target.meets(kernel.needs):
                 raise BindError(f"{where} needs {kernel.needs}, found {self.card.name} ({self.target.arch})")
             compiled = compile_kernel(kernel, self.target.arch)
-            self._kernels[key] = DeviceKernel(
-                kernel,
-                compiled.cubin,
-                compiled.entry,
-                self.card.ordinal,
-                self.card.shared_default,
-                self.card.shared_optin,
-            )
+            self._kernels[key] = DeviceKernel(kernel, compiled, self.card)
         return self._kernels[key]
 
     def note(self, what: str) -> None:
@@ -103,10 +96,10 @@ class CudaDevice(Device):
         try:
             base = int(call(f"buffer {name!r} of {nbytes} bytes", "cuMemAlloc", size))
         except DeviceError as e:
+            room = ""
             with suppress(DeviceError):
-                free, total = self.memory_info()
-                raise DeviceError(f"{e}; {free} of {total} bytes are free") from None
-            raise
+                room = "; {} of {} bytes are free".format(*self.memory_info())
+            raise DeviceError(f"{e}{room}") from None
         address = base + self.guard
         if address % ALIGNMENT:
             call(f"freeing {name!r}", "cuMemFree", base)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from math import ceil
 from typing import Any
@@ -55,10 +55,19 @@ def read_program(nbytes: int, reading: Reading, sms: int, at: int = 0, whole: Te
 class Reader:
     """The read kernel over rotated random data: the floor beside which a kernel that reads `nbytes` is timed.
 
-    `timed` goes into `measure` beside the kernels; a context manager that frees the data.
+    The fastest of `readings` at that size is used. `timed` goes into `measure` beside the kernels; a context manager
+    that frees the data.
     """
 
-    def __init__(self, device: Device, nbytes: int, *, sets: int = 0, readings: tuple[Reading, ...] = READINGS) -> None:
+    def __init__(
+        self,
+        device: Device,
+        nbytes: int,
+        *,
+        name: str = "read",
+        sets: int = 0,
+        readings: tuple[Reading, ...] = READINGS,
+    ) -> None:
         gpu = _gpu(device)
         self.bytes = nbytes
         step = round_up(max(nbytes, VECTOR))
@@ -68,12 +77,12 @@ class Reader:
             data = self._allocate(gpu, sets * step, "data")
             fill_random(gpu, data)
             self._candidates = [self._timed(gpu, data, r, sets, step) for r in readings]
-            self.reading, self.timed = readings[0], self._candidates[0]
+            best = 0
             if len(readings) > 1:
                 timing = measure(gpu, self._candidates, rounds=3)
                 best = min(range(len(readings)), key=lambda i: timing.median(self._candidates[i].name))
-                self.reading, chosen = readings[best], self._candidates[best]
-                self.timed = Timed("read", chosen.replay, chosen.calls_per_replay, chosen.stream, chosen.keep)
+            self.reading = readings[best]
+            self.timed = replace(self._candidates[best], name=name)
         except BaseException:
             self.close()
             raise

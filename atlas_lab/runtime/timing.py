@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from atlas_lab.runtime.bind import Bound
+from atlas_lab.runtime.cuda import CudaDevice
 from atlas_lab.runtime.device import Device
 from atlas_lab.runtime.driver import bindings, call
 from atlas_lab.runtime.errors import DeviceError
@@ -107,12 +108,22 @@ def rotations(nbytes: int, l2: int, factor: int = 4) -> int:
     return max(2, ceil(factor * l2 / max(nbytes, 1)))
 
 
-def rotate(name: str, programs: Sequence[Bound], *, calls: int = CALLS) -> Timed:
+def rotate(name: str, programs: Sequence[Bound], *, calls: int = CALLS, factor: int = 4) -> Timed:
     """A graph of `programs` (the same one over different weights), cycled through until it holds at least `calls`.
 
-    Raises VerifyError if the graph is not the plan.
+    Raises DeviceError if their weights together are less than `factor` times the L2 (programs without weights read
+    activations, which are hot in a model too), VerifyError if the graph is not the plan.
     """
     graph = capture([*programs] * max(1, ceil(calls / max(len(programs), 1))))
+    weights = {id(b.buffers[t.name]): t.bytes for b in programs for t in b.program.persistent}
+    found, least = sum(weights.values()), factor * graph.device.card.l2
+    if weights and found < least:
+        need = rotations(found // len(programs), graph.device.card.l2, factor)
+        graph.close()
+        raise DeviceError(
+            f"timing {name}: found {found} bytes of weights in {len(programs)} sets, expected at least {least}, "
+            f"{factor} times the L2: rotate {need} sets"
+        )
     graph.verify()
     return Timed(name, graph.replay, len(graph.programs), graph.device.stream, keep=graph)
 
@@ -128,13 +139,13 @@ def measure(device: Device, timed: Sequence[Timed], *, rounds: int = 20, block: 
 
     Raises DeviceError on the interpreter, for names given twice, and for what the device reports.
     """
-    if device.name != "cuda":
+    if not isinstance(device, CudaDevice):
         raise DeviceError(f"no speed is measured without a GPU: found the {device.name}; its times mean nothing")
     by_name = {t.name: t for t in timed}
     if len(by_name) != len(timed) or not timed:
         raise DeviceError(f"timing: found the names {[t.name for t in timed]}, expected one or more, each once")
     events = _Events()
-    meter = Meter(device.card)  # type: ignore[attr-defined]
+    meter = Meter(device.card)
     samples: list[Sample] = []
     try:
         spans = {t.name: _calibrate(t, events, block) for t in timed}
