@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -33,10 +34,19 @@ def ab(
         with progress(common.alone) as notify:
             run_ab(loaded, registry, common.said, name, seed=seed, result=result, notify=notify)
     except KeyboardInterrupt:
-        if result.experiments:
-            report.print_ab(result, common.console)
-            common.give(results.dumps(result))
-        return INTERRUPTED
+        return _interrupted(common, result)
     report.print_ab(result, common.console)
     common.give(results.dumps(result))
     return SAYS_NO if any(compare.says_no(x) for x in result.experiments) else DONE
+
+
+def _interrupted(common: Common, result: AbResult) -> int:
+    """What was done so far, marked as partial."""
+    said = "interrupted"
+    if result.experiments:
+        report.print_ab(result, common.console)
+        common.give(results.dumps(result))
+        if common.json is not None and not common.alone:
+            said += f"; what was done so far is in {common.json}, marked partial"
+    print(f"atlas-lab: {said}", file=sys.stderr)
+    return INTERRUPTED

@@ -1,6 +1,8 @@
 """Every verb, in the order in which `--help` lists them."""
 
-from atlas_lab.cli import ab as ab
-from atlas_lab.cli import arms as arms
-from atlas_lab.cli import checkpoint as checkpoint
-from atlas_lab.cli import plan as plan
+from atlas_lab.cli import ab as ab  # isort: skip
+from atlas_lab.cli import arms as arms  # isort: skip
+from atlas_lab.cli import plan as plan  # isort: skip
+from atlas_lab.cli import inspect as inspect  # isort: skip
+from atlas_lab.cli import checkpoint as checkpoint  # isort: skip
+from atlas_lab.cli import doctor as doctor  # isort: skip

@@ -120,7 +120,7 @@ def _run(
     if device.name == "cuda":
         yield from isolate.run(session, name, keys, seed)
         return
-    judge = Judge(session.registry.arm, held, session.reference_file())
+    judge = Judge(session.registry, plan, held, session.reference_file())
     try:
         for step, found in run_steps(plan, held, judge, device, keys, seed):
             yield step.key, f"{type(found).__name__}: {found}" if isinstance(found, Exception) else found

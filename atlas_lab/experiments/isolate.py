@@ -72,7 +72,7 @@ def answer(
         session = open_session(loaded, told, registry, name, device.target, small=device.name == "interpreter")
         held = session.file(variant)
         plan = session.numbers_plan(variant, held)
-        judge = Judge(registry.arm, held, session.reference_file())
+        judge = Judge(registry, plan, held, session.reference_file())
         out: list[tuple[list[Any], Any]] = []
         asked: list[Key] = [(layer, role, m) for layer, role, m in keys]
         for step, found in run_steps(plan, held, judge, device, asked, seed):

@@ -4,16 +4,20 @@ against the product of the unquantized weights."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from atlas_lab.checkpoint import Checkpoint, check_values
-from atlas_lab.core.arm import Arm
+from atlas_lab.core.context import Pin, Preferences
+from atlas_lab.core.numbers import Exact
+from atlas_lab.core.projection import Site
+from atlas_lab.core.registry import Registry
+from atlas_lab.core.rows import Rows
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.experiments import oracle, trial
-from atlas_lab.experiments.plan import Step, VariantPlan
+from atlas_lab.experiments.plan import Step, VariantPlan, plan_variant
 from atlas_lab.experiments.results import AccuracyResult, ParityResult
 from atlas_lab.formats.dtypes import dtype
 from atlas_lab.runtime.bind import Bound
@@ -92,19 +96,26 @@ class Bench:
 class Judge:
     """Judges outputs of one variant: against its own weights as its arms read them, and against the reference's."""
 
-    def __init__(self, arm: Callable[[str], Arm], held: Checkpoint, reference: Checkpoint) -> None:
-        self.arm, self.held, self.reference = arm, held, reference
+    def __init__(self, registry: Registry, plan: VariantPlan, held: Checkpoint, reference: Checkpoint) -> None:
+        self.registry, self.plan, self.held, self.reference = registry, plan, held, reference
 
     def arrays(self, step: Step) -> dict[str, dict[str, np.ndarray]]:
         """The step's weights on the host, as declared; raises LoadError."""
         return oracle.declared(step.assignment.declarations, lambda t: self.held.store.read(t.name))
 
-    def judge(self, step: Step, x: np.ndarray, y: np.ndarray, arrays: oracle.Arrays | None = None) -> Numbers:
-        """Parity and accuracy of an output; raises OracleError."""
-        arm = self.arm(step.assignment.arm)
-        values, _ = oracle.activations(x, arm.activation)
+    def judge(
+        self, step: Step, x: np.ndarray, y: np.ndarray, device: Device, arrays: oracle.Arrays | None = None
+    ) -> Numbers:
+        """Parity and accuracy of an output; raises OracleError, and what running another arm raises where the
+        step's is exact to that."""
+        arm = self.registry.arm(step.assignment.arm)
         held = self.arrays(step) if arrays is None else arrays
-        expected, _ = oracle.reference(arm, step.call, step.assignment.declarations, held, values)
+        if isinstance(arm.tolerance, Exact) and arm.tolerance.to != "reference":
+            other = self._output_of(arm.tolerance.to, step, x, device).astype(np.float64)
+            expected = oracle.Reference(other, np.abs(other))
+        else:
+            values, _ = oracle.activations(x, arm.activation)
+            expected, _ = oracle.reference(arm, step.call, step.assignment.declarations, held, values)
         found = oracle.compare(y, expected, arm.tolerance, step.call.k)
         fidelity = oracle.fidelity(y, x.astype(np.float64) @ self._unquantized(step).T)
         return Numbers(
@@ -125,6 +136,16 @@ class Judge:
             ),
             hashlib.sha256(np.ascontiguousarray(y).view(np.uint8).data).hexdigest(),
         )
+
+    def _output_of(self, arm: str, step: Step, x: np.ndarray, device: Device) -> np.ndarray:
+        """What another arm makes of the same weights and input."""
+        pins = tuple(Pin(role, arm, origin="tolerance") for role in step.roles)
+        context = replace(self.plan.context, preferences=Preferences(pins), rows=(Rows(step.m, step.m),))
+        plan = plan_variant(arm, "", [Site(step.projections)], context, [step.m], self.registry)
+        (other,) = plan.steps
+        with Bench(plan, self.held, device) as bench:
+            inputs = {other.call.x.data.name: x}
+            return trial.run_program(other.program, other.call, bench.weights, device, inputs, self.arrays(other))
 
     def _unquantized(self, step: Step) -> np.ndarray:
         store = self.reference.store
@@ -150,7 +171,7 @@ def run_steps(
                 arrays = judge.arrays(step)
                 inputs = {step.call.x.data.name: x}
                 y = trial.run_program(step.program, step.call, bench.weights, device, inputs, arrays)
-                found: Numbers | Exception = judge.judge(step, x, y, arrays)
+                found: Numbers | Exception = judge.judge(step, x, y, device, arrays)
             except Exception as e:  # whatever an arm, a kernel or a driver does is that cell's result
                 found = e
             yield step, found

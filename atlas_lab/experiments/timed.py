@@ -52,7 +52,7 @@ def run(session: Session, x: ExperimentResult, device: Device, seed: int, notify
             held = session.file(name)
             plan = session.numbers_plan(name, held)
             benches[name] = stack.enter_context(Bench(plan, held, device))
-            judges[name] = Judge(session.registry.arm, held, session.reference_file())
+            judges[name] = Judge(session.registry, plan, held, session.reference_file())
         done = 0
         for layer, m in dict.fromkeys((c.layer, c.m) for c in passed):
             group = [c for c in passed if (c.layer, c.m) == (layer, m)]
@@ -124,7 +124,7 @@ def _check_again(r: Running, judge: Judge, device: Device) -> None:
     now = device.download(r.ports[y.name], y.dtype, y.shape)
     if np.array_equal(now.view("u1"), r.y.view("u1")):
         return
-    again = judge.judge(r.step, r.x, now).parity
+    again = judge.judge(r.step, r.x, now, device).parity
     if not again.passed:
         r.cell.status, r.cell.reason = "failed", f"after the timed loop: {again.reason}"
         r.cell.parity = again

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atlas_lab import Accuracy, Arm, Bind, Derived, Launch, Rounded, Tensor, hookimpl, no, rows, rows_from, yes
+from atlas_lab import Accuracy, Arm, Bind, Derived, Exact, Launch, Rounded, Tensor, hookimpl, no, rows, rows_from, yes
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
 
@@ -37,6 +37,28 @@ def toy_off(w: L.In[L.bf16], x: L.In[L.bf16], y: L.Out[L.bf16], n: L.i32, k: L.i
     acc = L.warp_sum(acc)
     if L.lane_id() == 0:
         L.stg_bf16(y, m * n + row, acc)
+
+
+@L.kernel(launch_bounds=(32, 1))
+def toy_reversed(w: L.In[L.bf16], x: L.In[L.bf16], y: L.Out[L.bf16], n: L.i32, k: L.i32):
+    """Right within any bound, and another order of sums; a tiny bias makes sure that some bits differ."""
+    row, m = cuda.blockIdx.x, cuda.blockIdx.y
+    acc = L.f32(0)
+    for c in range(L.lane_id() * 2, k, 64):
+        q = L.ldg_b32(w, row * k + c)
+        v = L.ldg_b32(x, m * k + c)
+        acc += L.bf16_hi(q) * L.bf16_hi(v)
+        acc += L.bf16_lo(q) * L.bf16_lo(v)
+    acc = L.warp_sum(acc)
+    if L.lane_id() == 0:
+        L.stg_bf16(y, m * n + row, acc * L.f32(1.004))
+
+
+@L.kernel(launch_bounds=(32, 1))
+def toy_outside(w: L.In[L.bf16], x: L.In[L.bf16], y: L.Out[L.bf16], n: L.i32, k: L.i32):
+    """Writes past the end of y."""
+    if L.lane_id() == 0:
+        L.stg_bf16(y, cuda.blockIdx.y * n + cuda.blockIdx.x + 1, L.f32(0))
 
 
 class Toy(Arm):
@@ -72,6 +94,12 @@ def rounded(w):
     return {"w": (np.rint(w / step) * step).astype(ml_dtypes.bfloat16)}
 
 
+class ToyExact(Toy):
+    """Promises the bits of `toy`; keeps the promise unless its kernel is another."""
+
+    tolerance = Exact("toy")
+
+
 class ToyGrid(Toy):
     """Changes numbers: weights on a coarse grid, made at load."""
 
@@ -88,4 +116,13 @@ class ToyGrid(Toy):
 
 @hookimpl
 def atlas_arms():
-    return [Toy("toy"), Toy("toy_same"), Toy("toy_one", served=rows(1)), Toy("toy_wrong", toy_off), ToyGrid("toy_grid")]
+    return [
+        Toy("toy"),
+        Toy("toy_same"),
+        Toy("toy_one", served=rows(1)),
+        Toy("toy_wrong", toy_off),
+        Toy("toy_outside", toy_outside),
+        ToyExact("toy_exact"),
+        ToyExact("toy_not_exact", toy_reversed),
+        ToyGrid("toy_grid"),
+    ]

@@ -1,0 +1,125 @@
+"""An arm's kernels as machine code: which run at a shape, what each takes of an SM, and what it is made of."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from atlas_lab.checkpoint.qwen35 import MODULES
+from atlas_lab.core.arm import Arm
+from atlas_lab.core.context import Context, ModelDims, Pin, Preferences
+from atlas_lab.core.launch import Launch
+from atlas_lab.core.projection import Projection, Site, WeightSource
+from atlas_lab.core.registry import Registry
+from atlas_lab.core.rows import Rows
+from atlas_lab.core.target import Target
+from atlas_lab.core.tensor import Tensor, round_up
+from atlas_lab.experiments.errors import ConfigError
+from atlas_lab.experiments.plan import plan_variant
+from atlas_lab.formats.base import Format
+from atlas_lab.kernels.lang.compile import Compiled
+
+ROWS = (1, 16, 64, 4096)
+WARP = 32
+# Registers are given out a warp at a time in units of 256; the driver keeps 1 KB of shared memory a block.
+REGISTER_UNIT, SHARED_RESERVED = 256, 1024
+BLOCKS_PER_SM = 32
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Blocks of a launch that an SM holds at once, the share of its threads they are, and what limits them."""
+
+    blocks: int
+    share: float
+    limit: str
+
+    def __str__(self) -> str:
+        return f"{self.blocks} blocks, {100 * self.share:.0f} % ({self.limit})"
+
+
+def occupancy(made: Compiled, threads: int, dynamic_shared: int, target: Target) -> Occupancy:
+    """How many blocks an SM of the target holds; the cluster and launch-time choices of shared memory are left out."""
+    warps = -(-threads // WARP)
+    a_warp = round_up(made.registers * WARP, REGISTER_UNIT)
+    shared = round_up(made.shared + dynamic_shared + SHARED_RESERVED, 128)
+    limits = {
+        "threads": target.threads_per_sm // (warps * WARP),
+        "registers": target.registers_per_sm // (a_warp * warps),
+        "shared memory": target.shared_per_sm // shared,
+        "blocks": BLOCKS_PER_SM,
+    }
+    limit = min(limits, key=lambda name: limits[name])
+    blocks = limits[limit]
+    return Occupancy(blocks, blocks * warps * WARP / target.threads_per_sm, limit)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A launch of an arm at one shape, and the row counts that make the same launch but for its grid."""
+
+    launch: Launch
+    rows: tuple[int, ...]
+
+
+def launches(registry: Registry, arm: Arm, target: Target, n: int, k: int, rows: Sequence[int]) -> list[Run]:
+    """The launches of an arm on a weight `[n, k]` for these row counts (those it serves); equal kernels once.
+
+    Raises ConfigError where the arm refuses the shape or serves none of the rows.
+    """
+    served = [m for m in rows if m in arm.rows] or ([arm.rows.first] if tuple(rows) == ROWS else [])
+    if not served:
+        raise ConfigError(f"inspect {arm.name}: found M {', '.join(map(str, rows))}, expected {arm.rows}")
+    site = Site(tuple(_projection(role, n, k, _format(registry, arm)) for role in _roles(arm)))
+    context = Context(
+        target=target,
+        dims=ModelDims("inspect", hidden=k, intermediate=n, layers=1),
+        preferences=Preferences(tuple(Pin(role, arm.name, origin="inspect") for role in site.roles)),
+        rows=tuple(Rows(m, m) for m in served),
+    )
+    plan = plan_variant(arm.name, "", [site], context, served, registry)
+    found: dict[tuple[object, ...], list[int]] = {}
+    first: dict[tuple[object, ...], Launch] = {}
+    for step in plan.steps:
+        for x in step.program.launches:
+            key = (x.kernel, x.block, x.shared)
+            first.setdefault(key, x)
+            found.setdefault(key, []).append(step.m)
+    return [Run(first[key], tuple(dict.fromkeys(ms))) for key, ms in found.items()]
+
+
+def _roles(arm: Arm) -> tuple[str, ...]:
+    pattern = arm.roles[0]
+    roles = []
+    for part in pattern.split("+"):
+        roles.append(next((r for r in ("ffn.gate", *MODULES) if fnmatchcase(r, part) and r not in roles), part))
+    return tuple(roles)
+
+
+def _format(registry: Registry, arm: Arm) -> Format:
+    """The first format of the family the arm starts from."""
+    mine = [f for f in registry.formats.values() if f.family == (arm.source or "bf16")]
+    if not mine:
+        raise ConfigError(f"inspect {arm.name}: found no format of the family {arm.source!r} that it starts from")
+    return mine[0]
+
+
+def _projection(role: str, n: int, k: int, form: Format) -> Projection:
+    fields = {f: Tensor(s.dtype, s.shape, f"inspect.{role}.{f}") for f, s in form.tensors(n, k).items()}
+    return Projection(0, role, n, k, WeightSource(form.name, form.family, form.geometry, tuple(fields.items())))
+
+
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
+
+
+def instructions(sass: str) -> Counter[str]:
+    """Machine instructions by name without modifiers (`LDG`, `HMMA`), as they stand in the code, not as they run."""
+    return Counter(_INSTRUCTION.findall(sass))
+
+
+def target_of(targets: Iterable[Target], arch: str) -> Target | None:
+    """The first target of an architecture."""
+    return next((t for t in targets if t.arch == arch), None)
