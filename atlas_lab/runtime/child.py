@@ -39,8 +39,8 @@ def call(function: str, arguments: Mapping[str, Any] | Sequence[Any] = (), *, ti
     Crash.
 
     Arguments and result are what JSON holds. `timeout` is in seconds and covers the child's start, which imports
-    the module anew. The child and its own children are killed when it is over. What it prints goes to stderr.
-    Raises TypeError or ValueError for arguments that JSON cannot hold.
+    the module anew. When it is over, or the caller is interrupted, the child and its own children are killed. What it
+    prints goes to stderr. Raises TypeError or ValueError for arguments that JSON cannot hold.
     """
     request = json.dumps({"function": function, "arguments": arguments})
     environment = dict(os.environ)
@@ -75,7 +75,9 @@ def call(function: str, arguments: Mapping[str, Any] | Sequence[Any] = (), *, ti
 
 
 def _kill(child: subprocess.Popen[bytes]) -> str:
-    """Kill the child's process group; says so if it does not die."""
+    """Kill the child, if it still runs, with its process group; says so if it does not die."""
+    if child.poll() is not None:
+        return ""  # its number may be another's by now
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     try:

@@ -24,8 +24,10 @@ class DeviceKernel:
         self._object = core().ObjectCode.from_cubin(compiled.cubin)
         self.core = self._object.get_kernel(compiled.entry)
         self.handle = driver.CUkernel(int(self.core.handle))
-        # Asking for the function loads the module now, so that no launch or capture has to.
-        self.function = call(what, "cuKernelGetFunction", self.handle)
+        # Launches take the kernel's handle for a function's; the function itself is asked for so that the module is
+        # loaded now and no launch or capture has to.
+        self.function = driver.CUfunction(int(self.handle))
+        self.loaded = call(what, "cuKernelGetFunction", self.handle)
         self.symbol = text(call(what, "cuKernelGetName", self.handle))
         # A record speaks of kernels by their spec; another name in the driver stays visible in it.
         self.entry = kernel.entry if self.symbol == compiled.entry else self.symbol
@@ -54,12 +56,7 @@ class DeviceKernel:
                 f"{self.static} static ones"
             )
         if dynamic > self.allowed:
-            call(
-                f"{where}: allowing {dynamic} bytes of dynamic shared memory",
-                "cuKernelSetAttribute",
-                self._attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                dynamic,
-                self.handle,
-                self._device,
-            )
+            what = f"{where}: allowing {dynamic} bytes of dynamic shared memory"
+            attribute = self._attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            call(what, "cuKernelSetAttribute", attribute, dynamic, self.handle, self._device)
             self.allowed = dynamic

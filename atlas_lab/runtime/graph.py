@@ -9,6 +9,7 @@ from typing import Any
 
 from atlas_lab.core.launch import dims
 from atlas_lab.runtime.bind import Bound, Launched, planned
+from atlas_lab.runtime.cubin import DeviceKernel
 from atlas_lab.runtime.cuda import CudaBound, CudaDevice
 from atlas_lab.runtime.driver import bindings, call, check, text
 from atlas_lab.runtime.errors import DeviceError, VerifyError
@@ -28,8 +29,7 @@ class Graph:
         self._stream = device.stream.handle
         self._launch = bindings().cuGraphLaunch
         self._frees = device.frees
-        names = {k.symbol: k.entry for p in programs for k in p.kernels}
-        self.record = _nodes(graph, names, self._what)
+        self.record = _nodes(graph, {k for p in programs for k in p.kernels}, self._what)
 
     def replay(self) -> None:
         """Enqueue the graph; raises BindError if a buffer was freed since the capture."""
@@ -107,8 +107,8 @@ def capture(programs: Bound | Sequence[Bound]) -> Graph:
     return Graph(device, tuple(gpu), graph, executable)
 
 
-def _nodes(graph: Any, names: dict[str, str], what: str) -> tuple[Launched, ...]:
-    """The kernel nodes of a graph, entry points named by `names` (the driver's name to the spec's)."""
+def _nodes(graph: Any, kernels: set[DeviceKernel], what: str) -> tuple[Launched, ...]:
+    """The nodes of a graph; those that launch one of `kernels` by its entry point."""
     driver = bindings()
     what = f"reading {what}"
     count = int(call(what, "cuGraphGetNodes", graph, 0)[1])
@@ -119,14 +119,18 @@ def _nodes(graph: Any, names: dict[str, str], what: str) -> tuple[Launched, ...]
             out.append(Launched(f"node of type {getattr(kind, 'name', kind)}", (0, 0, 0), (0, 0, 0), 0))
             continue
         p = call(what, "cuGraphKernelNodeGetParams", node)
-        name = _name(p, what)
         grid, block = (p.gridDimX, p.gridDimY, p.gridDimZ), (p.blockDimX, p.blockDimY, p.blockDimZ)
-        out.append(Launched(names.get(name, name), dims(grid), dims(block), int(p.sharedMemBytes)))
+        out.append(Launched(_entry(p, kernels, what), dims(grid), dims(block), int(p.sharedMemBytes)))
     return tuple(out)
 
 
-def _name(params: Any, what: str) -> str:
-    """A node's function is a CUfunction or, launched without a context, a CUkernel."""
-    if int(params.func):
-        return text(call(what, "cuFuncGetName", params.func))
-    return text(call(what, "cuKernelGetName", params.kern))
+def _entry(params: Any, kernels: set[DeviceKernel], what: str) -> str:
+    """Which kernel a node launches. It has a CUfunction or a CUkernel, whichever the driver keeps for a kernel that
+    was launched by its own handle; one that we did not make is called by its name."""
+    function, kernel = int(params.func), int(params.kern)
+    by_handle = {int(h): k.entry for k in kernels for h in (k.loaded, k.handle)}
+    for handle in (function, kernel):
+        if handle in by_handle:
+            return by_handle[handle]
+    name = text(call(what, "cuFuncGetName", params.func) if function else call(what, "cuKernelGetName", params.kern))
+    return {k.symbol: k.entry for k in kernels}.get(name, name)

@@ -71,7 +71,7 @@ class Reader:
         gpu = _gpu(device)
         self.bytes = nbytes
         step = round_up(max(nbytes, VECTOR))
-        sets = sets or rotations(nbytes, gpu.card.l2)
+        sets = sets or rotations(nbytes, gpu.target.l2)
         self._buffers: list[Buffer] = []
         try:
             data = self._allocate(gpu, sets * step, "data")

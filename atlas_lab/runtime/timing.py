@@ -116,9 +116,10 @@ def rotate(name: str, programs: Sequence[Bound], *, calls: int = CALLS, factor: 
     """
     graph = capture([*programs] * max(1, ceil(calls / max(len(programs), 1))))
     weights = {id(b.buffers[t.name]): t.bytes for b in programs for t in b.program.persistent}
-    found, least = sum(weights.values()), factor * graph.device.card.l2
+    l2 = graph.device.target.l2
+    found, least = sum(weights.values()), factor * l2
     if weights and found < least:
-        need = rotations(found // len(programs), graph.device.card.l2, factor)
+        need = rotations(found // len(programs), l2, factor)
         graph.close()
         raise DeviceError(
             f"timing {name}: found {found} bytes of weights in {len(programs)} sets, expected at least {least}, "
@@ -172,7 +173,7 @@ def _calibrate(t: Timed, events: _Events, block: float) -> tuple[int, int, float
     _wait(t.name)
     _, seconds = _block(t, events, 1, 8, None)
     for _ in range(2):  # again over a whole block: clocks rise with load
-        replay = float(np.median(seconds)) * t.calls_per_replay
+        replay = max(float(np.median(seconds)) * t.calls_per_replay, 1e-6)
         replays = max(1, ceil(INTERVAL / replay))
         intervals = max(FEWEST, ceil(block / (replays * replay)))
         _, seconds = _block(t, events, replays, intervals, None)

@@ -282,7 +282,7 @@ def test_too_few_weights_to_rotate_are_refused_with_how_many_it_takes(device):
     program = Program("read a weight", launches, inputs=(), outputs=(y,), persistent=(weight,))
     out = device.allocate(y.bytes, "ports")
     bound = []
-    for _ in range(rotations(weight.bytes, device.card.l2)):
+    for _ in range(rotations(weight.bytes, device.target.l2)):
         w = device.allocate(weight.bytes, "weights")
         device.upload(w, np.ones(weight.shape, ml_dtypes.bfloat16))
         bound.append(device.bind(program, {"w": w, "y": out}))
