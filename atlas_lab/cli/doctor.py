@@ -61,9 +61,7 @@ def _numpy() -> Row:
 
     major, minor = (int(x) for x in np.__version__.split(".")[:2])
     ok = (2, 0) <= (major, minor) < (2, 5)
-    wanted = (
-        "" if ok else f", expected {NUMPY[0]} or later, before {NUMPY[1]} (numba-cuda 0.30 does not import under it)"
-    )
+    wanted = "" if ok else ", expected 2.0 or later, before 2.5: numba-cuda 0.30 does not import under it"
     return ("numpy", "ok" if ok else "fault", np.__version__ + wanted)
 
 

@@ -24,13 +24,14 @@ def cell_of(variant: str, step: Step, target: Target) -> Cell:
         dims=Dimensions(n=n, k=k, numbers_n=n, numbers_k=k),
         bytes=step.program.traffic,
         flops=step.program.flops,
-        launches=[_launch(x) for x in step.program.launches],
+        launches=[launch_result(x) for x in step.program.launches],
         floor_us=None if seconds is None else seconds * 1e6,
         reasons={"floor_us": by} if seconds is None else {},
     )
 
 
-def _launch(x: Launch) -> LaunchResult:
+def launch_result(x: Launch) -> LaunchResult:
+    """A launch as planned, not compiled."""
     return LaunchResult(
         kernel=x.kernel.entry,
         grid=dims(x.grid),

@@ -5,4 +5,3 @@ from __future__ import annotations
 
 class ConfigError(ValueError):
     """A setting, a file or an experiment that cannot be used; one sentence that names where it stands."""
-

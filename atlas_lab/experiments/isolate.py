@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,69 +17,74 @@ from atlas_lab.experiments.settings import Said
 from atlas_lab.runtime import child
 from atlas_lab.runtime.device import open_device
 
-START = 120.0  # seconds a child may take before its first step: imports, weights, compilation
-EACH = 60.0  # seconds a step
+START = 120.0  # seconds a child may take before its first step: imports, weights
+EACH = 60.0  # seconds a step, compilation included
 
 
 def run(
     session: Session, variant: str, keys: Sequence[Key], seed: int, device: str = "cuda"
 ) -> Iterator[tuple[Key, Numbers | str]]:
-    """The steps' numbers from children: all in one, and after a crash each in one of its own, to find whose it is."""
+    """The steps' numbers in order, from as many children as it takes: one that dies is followed by another, which goes
+    on after the step that killed it."""
     left = list(keys)
     while left:
-        answer = _ask(session, variant, left, seed, device)
-        if isinstance(answer, child.Crash):
-            if len(left) == 1:
-                yield left[0], answer.sentence
-                return
-            for key in left:
-                yield from run(session, variant, [key], seed, device)
-            return
-        for key, found in answer:
-            yield key, found
-        left = left[len(answer) :]
+        done, crash = _ask(session, variant, left, seed, device)
+        yield from zip(left, done, strict=False)
+        left = left[len(done) :]
+        if crash is not None and left:
+            yield left[0], crash
+            left = left[1:]
 
 
 def _ask(
     session: Session, variant: str, keys: Sequence[Key], seed: int, device: str
-) -> list[tuple[Key, Numbers | str]] | child.Crash:
-    arguments = {
-        "file": os.fspath(session.loaded.source.path.resolve()),
-        "said": {
+) -> tuple[list[Numbers | str], str | None]:
+    """What a child had to say of the first steps, and what ended it before the rest."""
+    with tempfile.TemporaryDirectory(prefix="atlas-lab-") as folder:
+        file = Path(folder, "found")
+        arguments = {
+            "found": os.fspath(file),
+            "file": os.fspath(session.loaded.source.path.resolve()),
             "sets": dict(session.said.sets),
             "plugins": list(session.said.plugins),
             "device": device,
             "environment": dict(session.said.environment),
-        },
-        "name": session.name,
-        "variant": variant,
-        "keys": [list(k) for k in keys],
-        "seed": seed,
-    }
-    answer = child.call(f"{__name__}:answer", arguments, timeout=START + EACH * len(keys))
-    if isinstance(answer, child.Crash):
-        return answer
-    return [((layer, role, m), _numbers(found)) for (layer, role, m), found in answer]
+            "name": session.name,
+            "variant": variant,
+            "keys": [list(k) for k in keys],
+            "seed": seed,
+        }
+        answer = child.call(f"{__name__}:answer", arguments, timeout=START + EACH * len(keys))
+        lines = file.read_text().splitlines() if file.exists() else []
+        crash = answer.sentence if isinstance(answer, child.Crash) else None
+        return [_numbers(json.loads(line)) for line in lines], crash
 
 
 def answer(
-    file: str, said: dict[str, Any], name: str, variant: str, keys: list[list[Any]], seed: int
-) -> list[tuple[list[Any], Any]]:
-    """The child's side: the same session, opened anew; steps until one fails, which ends the context."""
+    found: str,
+    file: str,
+    sets: dict[str, str],
+    plugins: list[str],
+    device: str,
+    environment: dict[str, str],
+    name: str,
+    variant: str,
+    keys: list[list[Any]],
+    seed: int,
+) -> None:
+    """The child's side: the same session, opened anew; a line a step, written before the next begins."""
     loaded = config.load(Path(file))
-    told = Said(said["sets"], tuple(said["plugins"]), said["device"], said["environment"])
-    registry = settings.registry_for(loaded, told.plugins)
+    said = Said(sets, tuple(plugins), device, environment)
+    registry = settings.registry_for(loaded, said.plugins)
     wanted = registry.target(loaded.config.target) if loaded.config.target else None
-    with open_device(told.device, wanted, guards=True) as device:
-        session = open_session(loaded, told, registry, name, device.target, small=device.name == "interpreter")
+    with open_device(device, wanted, guards=True) as opened, Path(found).open("w") as lines:
+        session = open_session(loaded, said, registry, name, opened.target, small=opened.name == "interpreter")
         held = session.file(variant)
         plan = session.numbers_plan(variant, held)
         judge = Judge(registry, plan, held, session.reference_file())
-        out: list[tuple[list[Any], Any]] = []
         asked: list[Key] = [(layer, role, m) for layer, role, m in keys]
-        for step, found in run_steps(plan, held, judge, device, asked, seed):
-            out.append((list(step.key), _plain(found)))
-        return out
+        for _, one in run_steps(plan, held, judge, opened, asked, seed):
+            print(json.dumps(_plain(one)), file=lines, flush=True)
 
 
 def _plain(found: Numbers | Exception) -> Any:

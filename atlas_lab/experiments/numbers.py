@@ -46,6 +46,11 @@ def activations(key: Key, k: int, seed: int) -> np.ndarray:
     return x.astype(dtype("bf16").numpy)
 
 
+def digest(y: np.ndarray) -> str:
+    """Names an output's bits."""
+    return hashlib.sha256(np.ascontiguousarray(y).view(np.uint8).data).hexdigest()
+
+
 class Bench:
     """A variant's weights on a device, as its load plan left them, and room for its steps' ports.
 
@@ -134,7 +139,7 @@ class Judge:
                 snr_db=fidelity.snr_db,
                 worst_row=fidelity.worst_row,
             ),
-            hashlib.sha256(np.ascontiguousarray(y).view(np.uint8).data).hexdigest(),
+            digest(y),
         )
 
     def _output_of(self, arm: str, step: Step, x: np.ndarray, device: Device) -> np.ndarray:

@@ -207,14 +207,14 @@ def read_ab(path: Path) -> AbResult:
         raise ConfigError(f"{path}: no result of schema {AB}: {str(e).splitlines()[0]}") from None
 
 
-def writable(path: Path) -> None:
-    """Raise ConfigError where a result could not be written at the end of a run."""
+def writable(path: Path, option: str = "--json") -> None:
+    """Raise ConfigError, naming the option, where a file could not be written at the end of a run."""
     if path.is_dir():
-        raise ConfigError(f"--json {path}: found a directory, expected a file's path")
+        raise ConfigError(f"{option} {path}: found a directory, expected a file's path")
     if not path.parent.is_dir():
-        raise ConfigError(f"--json {path}: found no directory {path.parent}, expected one that exists")
+        raise ConfigError(f"{option} {path}: found no directory {path.parent}, expected one that exists")
     if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"--json {path}: found directory {path.parent} without leave to write, expected one with it")
+        raise ConfigError(f"{option} {path}: found no leave to write in {path.parent}, expected it")
 
 
 def write(path: Path, text: str) -> None:

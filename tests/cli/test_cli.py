@@ -284,6 +284,71 @@ def test_doctor(run: Run):
     assert "python" in out
 
 
+def test_parity(run: Run, monkeypatch: pytest.MonkeyPatch):
+    settings()
+    from atlas_lab.cli import parity
+
+    real = parity.checks_of
+    monkeypatch.setattr(parity, "checks_of", lambda *given: [c for c in real(*given) if c.kind != "compile"][:4])
+    status, out, _ = run("parity", "toy", "toy_gri*", "-v", "--json", "p.json")
+    assert status == 0
+    checks = json.loads(Path("p.json").read_text())["checks"]
+    assert {c["arm"] for c in checks} == {"toy", "toy_grid"}
+    assert all(c["result"]["ok"] for c in checks)
+    assert "toy_grid 4 4 0 0" in " ".join(out.split())
+    status, out, _ = run("parity", "toy_wrong")
+    assert status == 1
+    assert "outputs are outside the tolerance" in " ".join(out.split())
+    status, _, err = run("parity", "toy", "nobody*")
+    assert status == 2
+    assert err.startswith("atlas-lab: unknown arm 'nobody*', expected one of")
+
+
+def test_inspect(run: Run):
+    from atlas_lab.kernels.lang.compile import compiler_missing
+
+    settings()
+    status, out, err = run("inspect", "toy", "--arch", "sm_90a", "-m", "3", "--json", "i.json")
+    if compiler_missing():
+        assert status == 2
+        assert err == f"atlas-lab: inspect toy: {compiler_missing()}\n"
+        return
+    assert status == 0
+    (kernel,) = json.loads(Path("i.json").read_text())["kernels"]
+    assert kernel["registers"] > 0
+    assert kernel["spill_stores"] == 0
+    assert kernel["occupancy"]["blocks"] == 32
+    assert kernel["occupancy"]["limit"] == "blocks"
+    assert "sm_90a" in out
+    status, out, _ = run("inspect", "toy", "--arch", "sm_90a", "--ptx")
+    assert status == 0
+    assert ".visible .entry" in out
+    assert run("inspect", "toy", "--arch", "sm_70")[2] == (
+        "atlas-lab: --arch sm_70: found no target of it, expected one of sm_90a, sm_80, sm_121a, sm_120a, sm_100a\n"
+    )
+    assert run("inspect", "toy", "-k", "12")[0] == 2
+    assert run("inspect", "toy_one", "-m", "4")[2] == "atlas-lab: inspect toy_one: found M 4, expected 1\n"
+
+
+def test_bench(run: Run):
+    from atlas_lab.experiments.bench_results import BenchResult
+    from atlas_lab.runtime.driver import missing_gpu
+
+    if missing_gpu():
+        status, _, err = run("bench")
+        assert status == 2
+        assert err.startswith("atlas-lab: bench: no speed is measured without a GPU: no CUDA: ")
+        assert not Path("benchmarks").exists()
+    Path("b.json").write_text(results.dumps(BenchResult(status="complete", suite="foundation", command="atlas-lab x")))
+    status, out, _ = run("bench", "--render", "b.json", "--to", "page.md")
+    assert (status, out) == (0, "written: page.md\n")
+    assert "    atlas-lab x" in Path("page.md").read_text().splitlines()
+    assert run("bench", "--render", "b.json")[2] == (
+        "atlas-lab: --to docs/performance.md: found no directory docs, expected one that exists\n"
+    )
+    assert run("bench", "--suite", "x")[0] == 2
+
+
 def test_a_bug_of_ours_is_exit_3_with_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch):
     settings()
     from atlas_lab.experiments import ab

@@ -209,20 +209,23 @@ def test_children_give_the_same_numbers(registry, tmp_path: Path):
     assert found[keys[1]].accuracy == here.accuracy
 
 
-def test_a_child_that_dies_costs_its_cells_only(registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_child_that_dies_costs_one_cell(registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from atlas_lab.runtime import child
 
-    loaded = load(tmp_path, "a: {pins: {'*': toy}}", m="[1, 3]")
+    loaded = load(tmp_path, "a: {pins: {'*': toy}}", m="[1, 3, 5]")
     opened = session.open_session(loaded, INTERPRETER, registry, "x")
     asked = []
 
     def call(function, arguments, timeout):
-        asked.append(len(arguments["keys"]))
-        if any(key[2] == 3 for key in arguments["keys"]):
-            return child.Crash("timeout", "it never ended")
-        return [(key, "as it was") for key in arguments["keys"]]
+        asked.append([m for _, _, m in arguments["keys"]])
+        with Path(arguments["found"]).open("w") as lines:
+            for _, _, m in arguments["keys"]:
+                if m == 3:
+                    return child.Crash("timeout", "it never ended")
+                print('"as it was"', file=lines, flush=True)
+        return None
 
     monkeypatch.setattr(child, "call", call)
-    keys = [(0, "ffn.gate", 1), (0, "ffn.gate", 3)]
-    assert list(isolate.run(opened, "a", keys, 0)) == [(keys[0], "as it was"), (keys[1], "it never ended")]
-    assert asked == [2, 1, 1]
+    keys = [(0, "ffn.gate", m) for m in (1, 3, 5)]
+    assert [found for _, found in isolate.run(opened, "a", keys, 0)] == ["as it was", "it never ended", "as it was"]
+    assert asked == [[1, 3, 5], [5]]

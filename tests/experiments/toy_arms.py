@@ -91,6 +91,7 @@ def rounded(w):
     import ml_dtypes
 
     step = np.abs(w).max(axis=1, keepdims=True) / 16
+    step[step == 0] = 1
     return {"w": (np.rint(w / step) * step).astype(ml_dtypes.bfloat16)}
 
 

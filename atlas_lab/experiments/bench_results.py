@@ -1,0 +1,100 @@
+"""Result files of `bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from atlas_lab.experiments.errors import ConfigError
+from atlas_lab.experiments.results import LaunchResult, ParityResult, Part
+
+BENCH = "atlas-lab.bench/1"
+
+
+class Measured(Part):
+    """Microseconds a call: the median over blocks, its interval, and the blocks."""
+
+    median_us: float
+    ci95: tuple[float, float]
+    blocks: list[float]
+
+
+class Relative(Part):
+    """Our speed over another's: above 1, we are faster."""
+
+    speed: float
+    ci95: tuple[float, float]
+
+
+class PeerResult(Part):
+    """A peer's time in the same run. `rel_l2` is the distance of its output from the float64 product."""
+
+    name: str
+    version: str
+    kernels: list[str] = Field(default_factory=list)
+    reason: str = ""
+    time: Measured
+    rel_l2: float | None = None
+    ours: Relative
+
+
+class Must(Part):
+    """What a case must reach: `of_peer` or `of_floor`."""
+
+    name: str
+    limit: float
+    found: float
+    passed: bool
+
+
+class BenchCell(Part):
+    """One case. `read` is the read kernel over the same bytes in the same run; `floor_us` the larger of that and of the
+    operations over their pipe's rate, `share` floor over time."""
+
+    name: str
+    arm: str
+    format: str
+    n: int
+    k: int
+    m: int
+    status: Literal["passed", "failed", "crashed", "not run"] = "not run"
+    reason: str = ""
+    bytes: int = 0
+    flops: int = 0
+    launches: list[LaunchResult] = Field(default_factory=list)
+    parity: ParityResult | None = None
+    ours: Measured | None = None
+    read: Measured | None = None
+    floor_us: float | None = None
+    bound_by: str = ""
+    share: float | None = None
+    of_read: Relative | None = None
+    peer: PeerResult | None = None
+    must: list[Must] = Field(default_factory=list)
+
+
+class BenchResult(Part):
+    """A whole result file."""
+
+    schema_: Literal["atlas-lab.bench/1"] = Field(default="atlas-lab.bench/1", alias="schema")
+    status: Literal["complete", "partial"] = "partial"
+    suite: str = ""
+    command: str = ""
+    tool: dict[str, str] = Field(default_factory=dict)
+    machine: dict[str, Any] = Field(default_factory=dict)
+    device: dict[str, Any] = Field(default_factory=dict)
+    target: dict[str, Any] = Field(default_factory=dict)
+    seed: int = 0
+    cells: list[BenchCell] = Field(default_factory=list)
+
+
+def read_bench(path: Path) -> BenchResult:
+    """A result file; raises ConfigError where it cannot be read or is of another schema."""
+    try:
+        return BenchResult.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror or e}") from None
+    except ValueError as e:
+        raise ConfigError(f"{path}: no result of schema {BENCH}: {str(e).splitlines()[0]}") from None

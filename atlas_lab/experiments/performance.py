@@ -1,0 +1,81 @@
+"""docs/performance.md, generated from a result file of `bench`: no figure in it was typed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atlas_lab.experiments.bench_results import BenchCell, BenchResult, Relative
+
+HEAD = (
+    *("case", "N", "K", "M", "ours, us", "read, us", "floor, us", "share of floor"),
+    *("peer", "peer, us", "our speed over the peer's"),
+)
+
+
+def render(result: BenchResult, source: Path) -> str:
+    """The page as Markdown."""
+    d = result.device
+    lines = [
+        "# Performance",
+        "",
+        f"<!-- generated from {source.as_posix()} by `atlas-lab bench --render`; do not edit -->",
+        "",
+        f"{d.get('name') or 'unknown card'}, driver {d.get('driver') or 'unknown'}, CUDA {d.get('cuda') or 'unknown'}; "
+        + ", ".join(f"{k} {v}" for k, v in result.tool.items() if k not in ("name", "version"))
+        + f"; atlas-lab {result.tool.get('version', 'unknown')}, one run, seed {result.seed}."
+        + (" **The run was interrupted.**" if result.status == "partial" else ""),
+        "",
+        f"    {result.command}",
+        "",
+        "Ours, the read kernel over the same bytes and the peer alternate in blocks of at least 20 ms in random order, "
+        "as CUDA graphs over rotated weights of at least four times the L2. A time is the median over blocks; the "
+        "bracket is the 95 % bootstrap interval. The floor is the larger of the read kernel's time and the operations "
+        "over their pipe's rate. Speeds relative to a peer hold across runs, absolute times drift.",
+        "",
+        "| " + " | ".join(HEAD) + " |",
+        "|" + "---|" * len(HEAD),
+    ]
+    lines += ["| " + " | ".join(_row(c)) + " |" for c in result.cells]
+    lines += ["", "## What must hold", "", *_musts(result)]
+    peers = {(c.peer.name, c.peer.version): c.peer for c in result.cells if c.peer}
+    if peers:
+        lines += ["", "## Peers", ""]
+        for c in result.cells:
+            if c.peer:
+                kernels = ", ".join(f"`{k}`" for k in dict.fromkeys(c.peer.kernels)) or c.peer.reason
+                said = f"- {c.name}: {c.peer.name} of {c.peer.version}; relative error {c.peer.rel_l2:.2e}; {kernels}"
+                lines.append(said)
+    return "\n".join(lines) + "\n"
+
+
+def _row(c: BenchCell) -> tuple[str, ...]:
+    if c.ours is None or c.read is None or c.floor_us is None or c.share is None:
+        return (c.arm, str(c.n), str(c.k), str(c.m), f"{c.status}: {c.reason}", "", "", "", "", "", "")
+    peer = ("", "", "")
+    if c.peer:
+        peer = (c.peer.name, f"{c.peer.time.median_us:.2f}", relative(c.peer.ours))
+    return (
+        c.arm,
+        str(c.n),
+        str(c.k),
+        str(c.m),
+        f"{c.ours.median_us:.2f}",
+        f"{c.read.median_us:.2f}",
+        f"{c.floor_us:.2f} ({c.bound_by})",
+        f"{c.share:.3f}",
+        *peer,
+    )
+
+
+def relative(r: Relative) -> str:
+    return f"{r.speed:.3f} [{r.ci95[0]:.3f}, {r.ci95[1]:.3f}]"
+
+
+def _musts(result: BenchResult) -> list[str]:
+    words = {"of_peer": "of its peer's speed", "of_floor": "of the read kernel's rate over the same bytes"}
+    out = []
+    for c in result.cells:
+        for m in c.must:
+            word = "met" if m.passed else "**not met**"
+            out.append(f"- {c.name}: at least {m.limit:g} {words[m.name]}: {word}, {m.found:.3f}")
+    return out or ["- nothing was measured against a bound"]

@@ -1,0 +1,128 @@
+"""What happens around the clock: rotation, shares, outputs checked again. The clock itself is the runtime's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from atlas_lab.experiments import ab, compare, config, numbers, timed
+from atlas_lab.experiments.results import ExperimentResult
+from atlas_lab.experiments.session import Session, open_session
+from atlas_lab.experiments.settings import Said
+from atlas_lab.runtime import probe, timing
+from atlas_lab.runtime.device import Device, open_device
+
+INTERPRETER = Said(device="interpreter")
+US = {"a": 10.0, "b": 6.0, "c": 8.0}
+
+
+@pytest.fixture
+def opened(registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A session whose cells passed parity, its result, its device, and a clock that says what `US` says."""
+    monkeypatch.setenv("ATLAS_LAB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "r.yaml").write_text(
+        "experiments:\n  x:\n    model: {family: qwen3.5, hidden: 64, intermediate: 48}\n    m: [1, 3]\n"
+        "    roles: [ffn.gate, ffn.down]\n    baseline: a\n    require: {b: {max_time_ratio: 0.5}, c: "
+        "{max_time_ratio: 0.9}}\n    variants: {a: {pins: {'*': toy}}, b: {pins: {'*': toy_same}}, c: {pins: {'*': "
+        "toy_grid}}}\n"
+    )
+    session = open_session(config.load(tmp_path / "r.yaml"), INTERPRETER, registry, "x")
+    x = ab.described(session)
+    with open_device("interpreter") as device:
+        ab._numbers(session, x, device, 20, ab.silent)
+        assert {c.status for c in x.cells} == {"passed"}
+        yield session, x, device
+        device.ledger.check_empty()
+
+
+def clock(monkeypatch: pytest.MonkeyPatch, device: Device) -> list[list[str]]:
+    """Stands in for the runtime's timing; returns the groups that were alternated."""
+    groups: list[list[str]] = []
+
+    def rotate(name, programs):
+        for p in programs:
+            p.run()
+        assert len(programs) == timing.rotations(programs[0].program.persistent[0].bytes, device.target.l2)
+        return SimpleNamespace(name=name, keep=SimpleNamespace(close=lambda: None))
+
+    def measure(device, timed, *, rounds, seed):
+        groups.append([t.name for t in timed])
+        rng = np.random.default_rng(seed)
+        noise = {t.name: 1 + 0.01 * rng.standard_normal(rounds) for t in timed}
+        return SimpleNamespace(
+            blocks=lambda name: US[name[0]] * 1e-6 * noise[name], starved=("c layers.0.ffn.gate M=1",)
+        )
+
+    monkeypatch.setattr(timing, "rotate", rotate)
+    monkeypatch.setattr(timing, "rotations", lambda nbytes, l2: 3)
+    monkeypatch.setattr(timing, "measure", measure)
+    monkeypatch.setattr(probe, "ceilings", lambda device: SimpleNamespace(read_rate=1e9))
+    return groups
+
+
+def test_times_and_comparisons(opened: tuple[Session, ExperimentResult, Device], monkeypatch: pytest.MonkeyPatch):
+    session, x, device = opened
+    groups = clock(monkeypatch, device)
+    timed.run(session, x, device, 20, ab.silent)
+    assert [len(g) for g in groups] == [6, 6]  # every variant and role of one M together
+    cell = next(c for c in x.cells if (c.variant, c.role, c.m) == ("b", "ffn.gate", 3))
+    assert cell.time.median_us == pytest.approx(6, rel=0.02)
+    assert cell.time.ci95[0] < cell.time.median_us < cell.time.ci95[1]
+    assert len(cell.time.blocks) == timed.ROUNDS
+    assert cell.time.floor_us == pytest.approx((48 * 64 * 2 + 3 * (48 + 64) * 2) / 1e9 * 1e6)
+    assert cell.time.share == pytest.approx(cell.time.floor_us / cell.time.median_us)
+    assert cell.time.bound_by == "read"
+    assert next(c for c in x.cells if (c.variant, c.role, c.m) == ("c", "ffn.gate", 1)).time.bound_by == "the host"
+    x.comparisons = compare.comparisons(session, x, 20)
+    total = {(c.b, c.m): c for c in x.comparisons if c.role is None}
+    assert total["b", 3].ratio == pytest.approx(0.6, rel=0.02)
+    assert total["b", 3].verdict == "faster"
+    assert len(x.comparisons) == 2 * 2 * 3
+    bounds = {b.variant: (b.passed, b.where) for b in compare.bounds(session, x)}
+    assert bounds["b"][0] is False
+    assert bounds["c"][0] is True
+
+
+def test_an_output_that_changed_while_timed_fails(
+    opened: tuple[Session, ExperimentResult, Device], monkeypatch: pytest.MonkeyPatch
+):
+    session, x, device = opened
+    clock(monkeypatch, device)
+    real = Device.download
+    seen: dict[str, int] = {}
+
+    def download(self, buffer, dtype, shape, offset=0):
+        out = real(self, buffer, dtype, shape, offset)
+        if buffer.name.endswith("ffn.down/y"):
+            seen[buffer.name] = seen.get(buffer.name, 0) + 1
+            if seen[buffer.name] == 6:  # three first outputs of one M, then the third variant's again
+                out[0, 0] = 1e9
+        return out
+
+    monkeypatch.setattr(Device, "download", download)
+    timed.run(session, x, device, 20, ab.silent)
+    failed = [c for c in x.cells if c.status == "failed"]
+    assert [(c.variant, c.role, c.m) for c in failed] == [("c", "ffn.down", 1)]
+    assert failed[0].reason.startswith("after the timed loop: 1 of 64 outputs are outside the tolerance")
+    assert failed[0].time is None
+    reason = next(c.reason for c in compare.comparisons(session, x, 0) if (c.b, c.m, c.role) == ("c", 1, None))
+    assert reason == "c failed parity for layers.0.ffn.down M=1"
+
+
+def test_rotated_weights_are_equal(opened: tuple[Session, ExperimentResult, Device], monkeypatch: pytest.MonkeyPatch):
+    session, _, device = opened
+    clock(monkeypatch, device)
+    held = session.file("c")
+    plan = session.numbers_plan("c", held)
+    with numbers.Bench(plan, held, device) as bench:
+        (name,) = (t.name for t in plan.steps[0].program.persistent)
+        own, *copies = timed.rotated(bench, plan.steps[0], device.target.l2)
+        assert own == {}
+        assert len(copies) == 2
+        first = device.download(bench.weights[name], "u8", (48 * 64 * 2,))
+        for copy in copies:
+            assert copy[name] is not bench.weights[name]
+            assert np.array_equal(device.download(copy[name], "u8", (48 * 64 * 2,)), first)
