@@ -19,7 +19,8 @@ need the compiler only, and import it when called.
 
 Numbers. Integers are Numba's: arithmetic on any of them is 64 bits wide, unsigned only if both sides are; `/`, and
 comparing u64 with a signed integer, give float64, which `check_kernel` refuses. The interpreter uses Python's
-integers, so cast (`L.u32(…)`) before anything that sees more than the low bits: `>>`, `//`, `%`, a comparison.
+integers, so cast (`L.u32(…)`) before anything that sees more than the low bits: `>>`, `//`, `%`, a comparison; and
+cast `~x` and `-x` to the type of x, which they are computed in.
 `a * b + c` in float32 may be fused: use `fma_rn`, `mul_rn`, `add_rn` where the rounding matters.
 
 Loops that compile well:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -34,18 +35,28 @@ class UnknownError(Exception):
     """A value that is not known at compile time."""
 
 
+_UNKNOWN = object()
+
+
 class Constants:
     """Values that a function's IR knows: literals, globals, closure variables, attributes of modules, arithmetic."""
 
     def __init__(self, func_ir: Any) -> None:
         self.definitions: dict[str, list[Any]] = func_ir._definitions
+        self._known: dict[str, Any] = {}
 
     def value(self, variable: Any) -> Any:
         """The Python value of a variable; raises UnknownError."""
-        found = self.definitions.get(variable.name, [])
-        if len(found) != 1:
+        name = variable.name
+        if name not in self._known:
+            self._known[name] = _UNKNOWN  # also while it is being found: a loop is no constant
+            found = self.definitions.get(name, [])
+            if len(found) == 1:
+                with suppress(UnknownError):
+                    self._known[name] = self.of(found[0])
+        if self._known[name] is _UNKNOWN:
             raise UnknownError
-        return self._of(found[0])
+        return self._known[name]
 
     def integer(self, variable: Any) -> int:
         """The same, for integers only."""
@@ -54,7 +65,7 @@ class Constants:
             raise UnknownError
         return value
 
-    def _of(self, definition: Any) -> Any:
+    def of(self, definition: Any) -> Any:
         if isinstance(definition, ir.Const | ir.Global | ir.FreeVar):
             return definition.value
         if isinstance(definition, ir.Var):
@@ -96,7 +107,7 @@ class FoldIntegers(FunctionPass):  # type: ignore[misc]
 def _folded(expr: Any, constants: Constants) -> Any:
     try:
         if expr.op in ("binop", "unary"):
-            value = constants._of(expr)
+            value = constants.of(expr)
             return ir.Const(value, expr.loc) if type(value) is int else expr
         if expr.op == "getitem":
             index = constants.integer(expr.index)

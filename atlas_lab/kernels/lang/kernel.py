@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,16 +112,22 @@ def kernel(function: Callable[..., None] | None = None, *, launch_bounds: Launch
     if function is None:
         return functools.partial(kernel, launch_bounds=launch_bounds)
     spec = KernelSpec(function.__name__, (), function.__module__)
-    return Kernel(spec, function, _params(function), launch_bounds)
+    return Kernel(spec, function, _params(function, sys._getframe(1).f_locals), launch_bounds)
 
 
-def _params(function: Callable[..., None]) -> tuple[Parameter, ...]:
+def _params(function: Callable[..., None], around: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """Parameters from annotations; those that are text see the names `around` the function too."""
     closure = inspect.getclosurevars(function)
     params = []
     for name, p in inspect.signature(function).parameters.items():
         a = p.annotation
         if isinstance(a, str):
-            a = eval(a, {**closure.builtins, **function.__globals__, **closure.nonlocals})
+            try:
+                a = eval(a, {**function.__globals__, **around, **closure.nonlocals})
+            except Exception as e:
+                raise KernelError(
+                    f"kernel {function.__name__}: the annotation {a!r} of parameter {name!r} cannot be read: {e}"
+                ) from None
         if isinstance(a, Scalar):
             a = Parameter("", a, "scalar")
         if not isinstance(a, Parameter):

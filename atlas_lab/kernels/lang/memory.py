@@ -215,11 +215,12 @@ def _cast(p: Pointer, dtype: Scalar) -> Pointer:
     return Pointer(p.buffer, p.offset, dtype, p.space, p.mode)
 
 
-offset = Op("offset", (ANY,), lambda to: to, ptx=lambda e, address: address, numpy=_offset)
+offset = Op("offset", (ANY,), lambda to: to, ptx=lambda e, address: address, numpy=_offset, section="6.4.1 Addresses")
 cast = Op(
     "cast",
     (Ptr(ANY.spaces, indexed=False), Dtype("dtype")),
     lambda to, dtype: PtrTo(dtype, to.space, to.mode),
     ptx=lambda e, address, dtype: address,
     numpy=_cast,
+    section="6.4.1 Addresses",
 )
