@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Literal
 
 from atlas_lab.checkpoint.qwen35 import MODULES
@@ -19,11 +20,11 @@ from atlas_lab.formats import FORMATS, Format, FormatError
 from atlas_lab.kernels.lang import Kernel
 
 Budget = Literal["interpreter", "gpu"]
-# N in order of preference where only K is looked for, and K in whole.
+# Shapes that are asked first, the preferred N first; then N and K in whole, small ones closely.
 NS = (7, 96, 128, 256, 1, 64, 192, 384, 512, 1024)
-KS = range(1, 258)
+PROBES = (256, 240, 96, 384, 640, 1024, 4096, 5120, 17408, 1, 3)
+KS = (*range(1, 520), *range(1025, 1160), *range(1280, 8193, 256), *range(2049, 2310), *range(5097, 5129))
 MORE_NS = (*range(1, 33), 48, 64, 96, 127, 128, *range(129, 161), 192, 256, 320, 384, 512, 1024, 5119, 5120)
-MORE_KS = (*range(258, 520), *range(1025, 1160), *range(2049, 2310), 4096, 5104, 5120, 5128)
 FULL = ((17408, 5120), (5120, 17408))
 LARGEST_M: dict[Budget, int] = {"interpreter": 67, "gpu": 4099}
 
@@ -50,18 +51,15 @@ class _Drawer:
     def allows(self, n: int, k: int) -> bool:
         return bool(self.verdict(n, k))
 
-    def legal(self) -> tuple[list[int], list[int]]:
-        """N and K that the arm takes, ascending: K beside a fixed N, then N beside the smallest such K."""
-        for n in NS:
-            ks = [k for k in KS if self.allows(n, k)]
-            if ks:
-                break
-        else:
-            n, ks = next(((n, [k]) for n in NS for k in MORE_KS if self.allows(n, k)), (0, []))
-        if not ks:
-            return [], []
-        ks += [k for k in MORE_KS if k not in ks and self.allows(n, k)]
-        return [x for x in MORE_NS if self.allows(x, ks[0])], ks
+
+@lru_cache(maxsize=64)
+def _legal(d: _Drawer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """N and K that the arm takes, ascending: K beside a fixed N, then N beside the smallest such K."""
+    n = next((n for n in NS for k in PROBES if d.allows(n, k)), None)
+    if n is None:
+        return (), ()
+    ks = tuple(k for k in sorted(set(KS)) if d.allows(n, k)) or (next(k for k in PROBES if d.allows(n, k)),)
+    return tuple(x for x in MORE_NS if d.allows(x, ks[0])) or (n,), ks
 
 
 def role_sets(arm: Arm) -> list[tuple[str, ...]]:
@@ -115,7 +113,7 @@ def _rotated(drawn: Sequence[Sequence[Case]]) -> list[Case]:
 
 
 def _drawn(d: _Drawer, budget: Budget, *, first: bool) -> list[Case]:
-    ns, ks = d.legal()
+    ns, ks = _legal(d)
     if not ns:
         return []
     group = FORMATS[d.format].geometry.cols if d.format in FORMATS else 0
@@ -161,7 +159,7 @@ def _full_size(d: _Drawer) -> list[Case]:
     inside = [m for m in (5, 16, 61, 333) if rows.first < m < last]
     ms = dict.fromkeys((rows.first, *inside[:2], last))
     out = [replace(d.case(n, k, m, "full size"), values="plain") for n, k in FULL for m in ms]
-    ns, ks = d.legal()
+    ns, ks = _legal(d)
     if ns:
         n, k = _awkward(ns, 4096, 5120), _awkward(ks, 4096, 5130)
         out += [d.case(n, k, m, "full size, ragged") for m in (rows.first, *inside)]
@@ -221,26 +219,46 @@ def launched(case: Case, arm: Arm, base: Context) -> tuple[Kernel, ...]:
         return ()
 
 
-def refusal(
-    arm: Arm, known: Mapping[str, Format] = FORMATS, target: Target = shipped_targets()[0]
-) -> tuple[Case, Verdict] | None:
+def teeth_case(arm: Arm, target: Target = shipped_targets()[0]) -> Case | None:
+    """Normal values, and a K small enough for one weight to be seen: where an arm must notice what is made wrong."""
+    for f in (f for f in FORMATS.values() if arm.source in ("", f.family)):
+        for roles in role_sets(arm):
+            d = _Drawer(arm, roles, f.name, base_context(target))
+            ns, ks = _legal(d)
+            if ns:
+                n, k = _awkward(ns, 1, 31), _first(ks, lambda k: k >= 32)
+                n = n if d.allows(n, k) else ns[0]
+                return replace(d.case(n, k, arm.rows.first, "normal values, small K"), values="plain")
+    return None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A case that an arm refuses on a card, and what it says."""
+
+    case: Case
+    verdict: Verdict
+    target: Target
+
+
+def refusal(arm: Arm, known: Mapping[str, Format] = FORMATS, target: Target = shipped_targets()[0]) -> Refusal | None:
     """A case that the arm's predicate, or the checks of source and hardware before it, refuses; shapes are looked at
     first, then other geometries of its family, other formats, other hardware. None if it takes everything."""
     base = base_context(target)
     roles = role_sets(arm)[0]
     family = [f for f in known.values() if arm.source in ("", f.family)]
-    shapes = [(NS[0], k) for k in KS] + [(n, 256) for n in KS]
+    shapes = [(NS[0], k) for k in range(1, 258)] + [(n, 256) for n in range(1, 258)]
     tried = [(f, n, k) for f in family[:1] for n, k in shapes]
     tried += [(f, n, 256) for f in (*family, *(f for f in known.values() if f not in family)) for n in (256, 7)]
     for f, n, k in tried:
         d = _Drawer(arm, roles, f.name, base)
         verdict = d.verdict(n, k)
         if verdict is not None and not verdict and verdict.code != "error":
-            return d.case(n, k, arm.rows.first, "refused"), verdict
+            return Refusal(d.case(n, k, arm.rows.first, "refused"), verdict, target)
     for t in shipped_targets():
         if not all(t.meets(kernel.needs) for kernel in arm.kernels):
             d = _Drawer(arm, roles, family[0].name, base_context(t))
             verdict = d.verdict(256, 256)
             if verdict is not None and not verdict:
-                return d.case(256, 256, arm.rows.first, f"refused on {t.name}"), verdict
+                return Refusal(d.case(256, 256, arm.rows.first, "refused"), verdict, t)
     return None

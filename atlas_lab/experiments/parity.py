@@ -19,7 +19,7 @@ from atlas_lab.core.launch import Program
 from atlas_lab.core.numbers import Exact
 from atlas_lab.core.program import program_of, projection_call
 from atlas_lab.core.residency import load_plan
-from atlas_lab.core.tensor import Tensor, round_up
+from atlas_lab.core.tensor import round_up
 from atlas_lab.experiments import oracle, trial, values
 from atlas_lab.experiments.case import Case, context_of, route_of, site_of
 from atlas_lab.experiments.oracle import Comparison, Reference
@@ -88,12 +88,9 @@ def run(case: Case, arm: Arm, device: Device, context: Context) -> Ran:
     call = replace(call, x=trial.operand(arm.activation, case.m, case.k, call.x.data.name))
     program = program_of(arm, call)
 
-    def read(t: Tensor) -> np.ndarray:
-        return stored.arrays[t.name]
-
     x, x_stored = oracle.activations(values.activations(case), arm.activation)
-    arrays = oracle.declared(a.declarations, read)
-    with load.execute(load_plan([route]), read, stored.check, device) as loaded:
+    arrays = oracle.declared(a.declarations, stored.read)
+    with load.execute(load_plan([route]), stored.read, stored.check, device) as loaded:
         ledger = loaded.ledger.held
         out = trial.run_program(program, call, loaded, device, trial.inputs(call.x, x_stored), arrays)
     unquantized = np.concatenate(stored.unquantized)

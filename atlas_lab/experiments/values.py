@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from atlas_lab.core.projection import Site, WeightSource
+from atlas_lab.core.tensor import Tensor
 from atlas_lab.experiments.case import Case
 from atlas_lab.formats import get
 from atlas_lab.formats.dtypes import dtype
@@ -70,6 +71,13 @@ class Stored:
                 # a scale stored as bf16 is another scale, in the checkpoint and in the reference alike
                 self.arrays[t.name] = made[field].astype(dtype(t.dtype).numpy).reshape(t.shape)
 
+    def read(self, t: Tensor) -> np.ndarray:
+        return self.arrays[t.name]
+
+    def of(self, weight: WeightSource) -> dict[str, np.ndarray]:
+        """A weight's arrays by field."""
+        return {field: self.arrays[t.name] for field, t in weight.fields}
+
     def check(self, weight: WeightSource, label: str) -> None:
         """Raise FormatError for values no kernel may be handed."""
-        get(weight.format).check({field: self.arrays[t.name] for field, t in weight.fields}, label)
+        get(weight.format).check(self.of(weight), label)
