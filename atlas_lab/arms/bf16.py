@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atlas_lab.arms.tiling import RAGGED, TILES, tile_for
+from atlas_lab.arms.tiling import LARGE_PLAIN, RAGGED, TILES_PLAIN, tile_for
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
@@ -16,7 +16,7 @@ from atlas_lab.kernels.gemm.bf16 import gemm_bf16
 from atlas_lab.kernels.gemm.tile import BK
 from atlas_lab.kernels.gemv.bf16 import SPAN, gemv_bf16
 
-WARPS, ROWS = 4, 2
+WARPS, ROWS, UNROLL = 4, 2, 4
 
 
 class Bf16Gemv(Arm):
@@ -26,7 +26,7 @@ class Bf16Gemv(Arm):
     roles = ("*",)
     rows = rows(1)
     source = "bf16"
-    kernels = tuple(gemv_bf16(WARPS, ROWS, stream=s) for s in (True, False))
+    kernels = tuple(gemv_bf16(WARPS, ROWS, UNROLL, stream=s) for s in (True, False))
     tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 8 * -(-k // SPAN) + 5)
     reduction_class = ReductionClass("fma.f32", "lane 8 of 256, then a butterfly")
 
@@ -39,7 +39,7 @@ class Bf16Gemv(Arm):
         return [Bind(p.weight)]
 
     def lower(self, c: Call) -> list[Launch]:
-        kernel = gemv_bf16(WARPS, ROWS, stream=c.context.levers.stream_weights)
+        kernel = gemv_bf16(WARPS, ROWS, UNROLL, stream=c.context.levers.stream_weights)
         grid = -(-c.n // (WARPS * ROWS))
         args = (c.weights["weight"].weight, c.x, c.y, c.n, c.k)
         return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]
@@ -53,7 +53,7 @@ class Bf16Gemm(Arm):
     rows = rows_from(1)
     source = "bf16"
     kernels = (
-        *(gemm_bf16(**t.parameters) for t in TILES),
+        *(gemm_bf16(**t.parameters) for t in TILES_PLAIN),
         gemm_bf16(**RAGGED.parameters, x_vector=2, w_vector=2, pairs=False),
     )
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16))
@@ -64,7 +64,7 @@ class Bf16Gemm(Arm):
 
     def lower(self, c: Call) -> list[Launch]:
         ragged = c.k % 8 != 0 or c.n % 2 != 0
-        tile = RAGGED if ragged else tile_for(c.m, c.n, c.context.target.sms)
+        tile = RAGGED if ragged else tile_for(c.m, c.n, c.context.target.sms, LARGE_PLAIN)
         vectors = {"x_vector": 2, "w_vector": 2, "pairs": False} if ragged else {}
         return [
             Launch(

@@ -17,7 +17,7 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.fp8 import W_ROW, X_ROW, gemm_fp8_block
 from atlas_lab.kernels.gemv.fp8 import SPAN, gemv_fp8_block
 
-WARPS, ROWS = 4, 2
+WARPS, ROWS, UNROLL = 4, 2, 2
 SCALES = {"f32": L.f32, "bf16": L.bf16}
 
 
@@ -35,7 +35,9 @@ class Fp8Gemv(Arm):
     roles = ("*",)
     rows = rows(1)
     source = "fp8"
-    kernels = tuple(gemv_fp8_block(WARPS, ROWS, scale=d, stream=s) for d in SCALES.values() for s in (True, False))
+    kernels = tuple(
+        gemv_fp8_block(WARPS, ROWS, UNROLL, scale=d, stream=s) for d in SCALES.values() for s in (True, False)
+    )
     # 16 products, the block's scale, one addition a load, then the butterfly
     tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + -(-k // SPAN) + 5, extra_roundings=1)
     reduction_class = ReductionClass("fma.f32", "lane 16 of 512, then a butterfly", promotion=16)
@@ -51,7 +53,9 @@ class Fp8Gemv(Arm):
 
     def lower(self, c: Call) -> list[Launch]:
         w = c.weights["weight"]
-        kernel = gemv_fp8_block(WARPS, ROWS, scale=SCALES[w.scale.dtype], stream=c.context.levers.stream_weights)
+        kernel = gemv_fp8_block(
+            WARPS, ROWS, UNROLL, scale=SCALES[w.scale.dtype], stream=c.context.levers.stream_weights
+        )
         grid = -(-c.n // (WARPS * ROWS))
         args = (w.weight, w.scale, c.x, c.y, c.n, c.k)
         return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]

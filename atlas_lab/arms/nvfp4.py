@@ -16,7 +16,7 @@ from atlas_lab.formats.base import GROUP_16, GROUP_16_RECIPROCAL
 from atlas_lab.kernels.gemm.nvfp4 import S_ROW, W_ROW, X_ROW, gemm_nvfp4
 from atlas_lab.kernels.gemv.nvfp4 import SPAN, gemv_nvfp4
 
-WARPS, ROWS = 4, 4
+WARPS, ROWS, UNROLL = 4, 2, 1
 # Whether the tensor scale divides. The kernels' parameter follows from the key the weight is bound under.
 CONVENTIONS = {GROUP_16: "direct", GROUP_16_RECIPROCAL: "reciprocal"}
 
@@ -39,7 +39,9 @@ class Nvfp4Gemv(Arm):
     roles = ("*",)
     rows = rows(1)
     source = "nvfp4"
-    kernels = tuple(gemv_nvfp4(WARPS, ROWS, reciprocal=r, stream=s) for r in (False, True) for s in (True, False))
+    kernels = tuple(
+        gemv_nvfp4(WARPS, ROWS, UNROLL, reciprocal=r, stream=s) for r in (False, True) for s in (True, False)
+    )
     # 16 products, their scale, two additions a load, the butterfly, the tensor scale
     tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + 2 * -(-k // SPAN) + 5, extra_roundings=2)
     reduction_class = ReductionClass("fma.f32", "lane 32 of 1024, then a butterfly", promotion=16)
@@ -56,7 +58,7 @@ class Nvfp4Gemv(Arm):
     def lower(self, c: Call) -> list[Launch]:
         ((key, w),) = c.weights.items()
         stream = c.context.levers.stream_weights
-        kernel = gemv_nvfp4(WARPS, ROWS, reciprocal=key == "reciprocal", stream=stream)
+        kernel = gemv_nvfp4(WARPS, ROWS, UNROLL, reciprocal=key == "reciprocal", stream=stream)
         grid = -(-c.n // (WARPS * ROWS))
         args = (w.weight, w.scale, w.global_scale, c.x, c.y, c.n, c.k)
         return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]

@@ -37,18 +37,21 @@ class Tile:
 
 
 LARGE = Tile(128, 128, 2, 4, 4)
+# Two blocks an SM of four warps: needs registers that only plain BF16 weights leave.
+LARGE_PLAIN = Tile(128, 128, 2, 2, 3, blocks=2)
 MIDDLE = Tile(64, 64, 2, 2, 4)
 SMALL = Tile(16, 64, 1, 4, 5)
 TILES = (LARGE, MIDDLE, SMALL)
+TILES_PLAIN = (LARGE_PLAIN, MIDDLE, SMALL)
 # For shapes whose rows are not multiples of a 16-byte load.
 RAGGED = Tile(32, 32, 2, 1, 3)
 
 
-def tile_for(m: int, n: int, sms: int) -> Tile:
-    """The tile for m rows and n columns on a card of `sms` multiprocessors: the smallest that covers m, or the largest
-    that still gives every multiprocessor a block."""
+def tile_for(m: int, n: int, sms: int, large: Tile = LARGE) -> Tile:
+    """The tile for m rows and n columns on a card of `sms` multiprocessors: the smallest that covers m, or `large`
+    where it still gives every multiprocessor a block."""
     if m <= SMALL.bm:
         return SMALL
-    if m <= MIDDLE.bm or LARGE.count(m, n) < sms:
+    if m <= MIDDLE.bm or large.count(m, n) < sms:
         return MIDDLE
-    return LARGE
+    return large

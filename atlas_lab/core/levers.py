@@ -25,7 +25,7 @@ class Levers:
     graph: on a GPU, programs run as captured CUDA graphs.
     """
 
-    stream_weights: bool = True
+    stream_weights: bool = False
     graph: bool = True
     origins: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 

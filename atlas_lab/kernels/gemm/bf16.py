@@ -1,7 +1,7 @@
 """y = x·Wᵀ on tensor cores (mma.sync), BF16 weights, tiles brought by cp.async."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.tile import BK, W_SWIZZLE, X_LDMATRIX, block_of, copier, storer
+from atlas_lab.kernels.gemm.tile import BK, PIECES, W_SWIZZLE, X_LDMATRIX, block_of, copier, following, storer
 from atlas_lab.kernels.lang import cuda
 
 ROW = 2 * BK  # bytes of a row of a stage
@@ -28,11 +28,12 @@ def gemm_bf16(
     threads = 32 * warps_m * warps_n
     mt, nt = bm // warps_m // 16, bn // warps_n // 8
     stage = (bm + bn) * ROW
-    copy_x = copier(bm, ROW, threads, x_vector, X_LDMATRIX)
-    copy_w = copier(bn, ROW, threads, w_vector, W_SWIZZLE[ROW])
+    begin_x, bring_x = copier(bm, ROW, threads, x_vector, X_LDMATRIX)
+    begin_w, bring_w = copier(bn, ROW, threads, w_vector, W_SWIZZLE[ROW])
     load_a = L.ldmatrix_tile(mt, 16 * ROW)
     load_b = L.ldmatrix_tile(nt // 2, 16 * ROW)
     multiply = L.mma_tile(L.bf16, mt, nt)
+    after = following(stage, stages)
     store = storer(mt, nt, pairs)
     count = 4 * mt * nt
 
@@ -42,11 +43,15 @@ def gemm_bf16(
         tiles = L.dynamic_shared(L.u8, 0)
         xb = L.cast(x, L.u8)
         wb = L.cast(w, L.u8)
+        pitch = 2 * k
+        my_x = begin_x(row0, pitch)
+        my_w = begin_w(col0, pitch)
         steps = L.i32((k + BK - 1) // BK)
         for s in L.unroll(stages - 1):
             if s < steps:
-                copy_x(L.offset(tiles, s * stage), xb, row0, m, 2 * k, s * ROW)
-                copy_w(L.offset(tiles, s * stage + bm * ROW), wb, col0, n, 2 * k, s * ROW)
+                for piece in L.unroll(PIECES):
+                    bring_x(L.offset(tiles, s * stage), xb, my_x, m - row0, pitch, s * ROW, piece)
+                    bring_w(L.offset(tiles, s * stage + bm * ROW), wb, my_w, n - col0, pitch, s * ROW, piece)
             L.cp_async_commit()
         lane = L.lane_id()
         warp = L.warp_id()
@@ -59,20 +64,21 @@ def gemm_bf16(
         b_at = bm * ROW + b_row * ROW
         b_chunk = (lane >> 3) & 1
         acc = L.zeros(count)
+        at = L.i32(0)
+        to = L.i32((stages - 1) * stage)
         for t in range(steps):
             L.cp_async_wait(stages - 2)
             cuda.syncthreads()
-            ahead = L.i32(t) + stages - 1
-            if ahead < steps:
-                to = L.i32(ahead % stages) * stage
-                copy_x(L.offset(tiles, to), xb, row0, m, 2 * k, ahead * ROW)
-                copy_w(L.offset(tiles, to + bm * ROW), wb, col0, n, 2 * k, ahead * ROW)
-            L.cp_async_commit()
-            at = L.i32(t % stages) * stage
-            for j in L.unroll(BK // 16):
+            ahead = L.i32(t + stages - 1)
+            for j in L.unroll(PIECES):
                 a = load_a(tiles, at + a_at + (((2 * j + a_chunk) ^ (a_row & 7)) << 4))
                 b = load_b(tiles, at + b_at + (((2 * j + b_chunk) ^ (b_row & 7)) << 4))
+                bring_x(L.offset(tiles, to), xb, my_x, m - row0, pitch, ahead * ROW, j)
+                bring_w(L.offset(tiles, to + bm * ROW), wb, my_w, n - col0, pitch, ahead * ROW, j)
                 acc = multiply(acc, a, b)
+            L.cp_async_commit()
+            at = after(at)
+            to = after(to)
         store(y, acc, row0 + wm + (lane >> 2), col0 + wn + 2 * (lane & 3), m, n, L.f32(1))
 
     return kernel

@@ -5,7 +5,7 @@ brings them and 8 bytes of x. Weights become BF16 in registers, exactly.
 """
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.tile import BK, W_SWIZZLE, X_PAIRS, axpy, block_of, copier, storer
+from atlas_lab.kernels.gemm.tile import BK, PIECES, W_SWIZZLE, X_PAIRS, axpy, block_of, copier, following, storer
 from atlas_lab.kernels.lang import cuda
 
 X_ROW, W_ROW = 2 * BK, BK  # bytes of a row of a stage
@@ -33,11 +33,12 @@ def gemm_fp8_block(
     threads = 32 * warps_m * warps_n
     mt, nt = bm // warps_m // 16, bn // warps_n // 8
     stage = bm * X_ROW + bn * W_ROW
-    copy_x = copier(bm, X_ROW, threads, x_vector, X_PAIRS)
-    copy_w = copier(bn, W_ROW, threads, w_vector, W_SWIZZLE[W_ROW])
+    begin_x, bring_x = copier(bm, X_ROW, threads, x_vector, X_PAIRS)
+    begin_w, bring_w = copier(bn, W_ROW, threads, w_vector, W_SWIZZLE[W_ROW])
     load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
     load_w = L.ldmatrix_tile(nt, 8 * W_ROW)
     multiply = L.mma_tile(L.bf16, mt, nt)
+    after = following(stage, stages)
     store = storer(mt, nt, pairs)
     count = 4 * mt * nt
     scaled_add = axpy(count)
@@ -49,11 +50,14 @@ def gemm_fp8_block(
         tiles = L.dynamic_shared(L.u8, 0)
         xb = L.cast(x, L.u8)
         wb = L.cast(w, L.u8)
+        my_x = begin_x(row0, 2 * k)
+        my_w = begin_w(col0, k)
         steps = L.i32((k + BK - 1) // BK)
         for s in L.unroll(stages - 1):
             if s < steps:
-                copy_x(L.offset(tiles, s * stage), xb, row0, m, 2 * k, s * X_ROW)
-                copy_w(L.offset(tiles, s * stage + bm * X_ROW), wb, col0, n, k, s * W_ROW)
+                for piece in L.unroll(PIECES):
+                    bring_x(L.offset(tiles, s * stage), xb, my_x, m - row0, 2 * k, s * X_ROW, piece)
+                    bring_w(L.offset(tiles, s * stage + bm * X_ROW), wb, my_w, n - col0, k, s * W_ROW, piece)
             L.cp_async_commit()
         lane = L.lane_id()
         warp = L.warp_id()
@@ -67,18 +71,14 @@ def gemm_fp8_block(
         w_at = bm * X_ROW + w_row * W_ROW + (((lane >> 3) ^ ((w_row >> 1) & 3)) << 4)
         acc = L.zeros(count)
         part = L.zeros(count)
+        at = L.i32(0)
+        to = L.i32((stages - 1) * stage)
         for step in range(steps):
             L.cp_async_wait(stages - 2)
             cuda.syncthreads()
-            ahead = L.i32(step) + stages - 1
-            if ahead < steps:
-                to = L.i32(ahead % stages) * stage
-                copy_x(L.offset(tiles, to), xb, row0, m, 2 * k, ahead * X_ROW)
-                copy_w(L.offset(tiles, to + bm * X_ROW), wb, col0, n, k, ahead * W_ROW)
-            L.cp_async_commit()
-            at = L.i32(step % stages) * stage
+            ahead = L.i32(step + stages - 1)
             raw = load_w(tiles, at + w_at)
-            for j in L.unroll(BK // 16):
+            for j in L.unroll(PIECES):
                 a = ()
                 for i in L.unroll(mt):
                     here = at + a_at + 16 * i * X_ROW + (((2 * j + (t >> 1)) ^ a_mask) << 4)
@@ -88,7 +88,12 @@ def gemm_fp8_block(
                 b = ()
                 for i in L.unroll(nt):
                     b = b + L.e4m3x4_bf16x2(raw[4 * i + j])
+                bring_x(L.offset(tiles, to), xb, my_x, m - row0, 2 * k, ahead * X_ROW, j)
+                bring_w(L.offset(tiles, to + bm * X_ROW), wb, my_w, n - col0, k, ahead * W_ROW, j)
                 part = multiply(part, a, b)
+            L.cp_async_commit()
+            at = after(at)
+            to = after(to)
             if step & 1 or step == steps - 1:
                 acc = scaled_add(acc, part, load_scale(scales, grid + (step >> 1)))
                 part = L.zeros(count)

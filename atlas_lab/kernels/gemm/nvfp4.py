@@ -6,7 +6,7 @@ at most, so that the BF16 weights are exact; the tensor scale is applied to the 
 """
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.tile import BK, PLAIN, W_SWIZZLE, X_QUADS, block_of, copier, storer
+from atlas_lab.kernels.gemm.tile import BK, PIECES, PLAIN, W_SWIZZLE, X_QUADS, block_of, copier, following, storer
 from atlas_lab.kernels.lang import cuda
 
 X_ROW, W_ROW, S_ROW = 2 * BK, BK // 2, BK // 16  # bytes of a row of a stage
@@ -37,11 +37,12 @@ def gemm_nvfp4(
     w_base = bm * X_ROW
     s_base = w_base + bn * W_ROW
     stage = s_base + bn * S_ROW
-    copy_x = copier(bm, X_ROW, threads, 16, X_QUADS)
-    copy_w = copier(bn, W_ROW, threads, w_vector, W_SWIZZLE[W_ROW])
-    copy_s = copier(bn, S_ROW, threads, s_vector, PLAIN)
+    begin_x, bring_x = copier(bm, X_ROW, threads, 16, X_QUADS)
+    begin_w, bring_w = copier(bn, W_ROW, threads, w_vector, W_SWIZZLE[W_ROW])
+    begin_s, bring_s = copier(bn, S_ROW, threads, s_vector, PLAIN)
     load_w = L.ldmatrix_tile(nt // 2, 16 * W_ROW)
     multiply = L.mma_tile(L.bf16, mt, nt)
+    after = following(stage, stages)
     store = storer(mt, nt, pairs)
     count = 4 * mt * nt
 
@@ -60,12 +61,16 @@ def gemm_nvfp4(
         tiles = L.dynamic_shared(L.u8, 0)
         xb = L.cast(x, L.u8)
         sb = L.cast(scales, L.u8)
+        my_x = begin_x(row0, 2 * k)
+        my_w = begin_w(col0, k >> 1)
+        my_s = begin_s(col0, k >> 4)
         steps = L.i32((k + BK - 1) // BK)
         for s in L.unroll(stages - 1):
             if s < steps:
-                copy_x(L.offset(tiles, s * stage), xb, row0, m, 2 * k, s * X_ROW)
-                copy_w(L.offset(tiles, s * stage + w_base), w, col0, n, k >> 1, s * W_ROW)
-                copy_s(L.offset(tiles, s * stage + s_base), sb, col0, n, k >> 4, s * S_ROW)
+                for piece in L.unroll(PIECES):
+                    bring_x(L.offset(tiles, s * stage), xb, my_x, m - row0, 2 * k, s * X_ROW, piece)
+                    bring_w(L.offset(tiles, s * stage + w_base), w, my_w, n - col0, k >> 1, s * W_ROW, piece)
+                    bring_s(L.offset(tiles, s * stage + s_base), sb, my_s, n - col0, k >> 4, s * S_ROW, piece)
             L.cp_async_commit()
         lane = L.lane_id()
         warp = L.warp_id()
@@ -80,17 +85,12 @@ def gemm_nvfp4(
         s_at = s_base + (wn + (lane >> 2)) * S_ROW
         pick = 0x1010 + (t >> 1) * 0x2222
         acc = L.zeros(count)
+        at = L.i32(0)
+        to = L.i32((stages - 1) * stage)
         for step in range(steps):
             L.cp_async_wait(stages - 2)
             cuda.syncthreads()
-            ahead = L.i32(step) + stages - 1
-            if ahead < steps:
-                to = L.i32(ahead % stages) * stage
-                copy_x(L.offset(tiles, to), xb, row0, m, 2 * k, ahead * X_ROW)
-                copy_w(L.offset(tiles, to + w_base), w, col0, n, k >> 1, ahead * W_ROW)
-                copy_s(L.offset(tiles, to + s_base), sb, col0, n, k >> 4, ahead * S_ROW)
-            L.cp_async_commit()
-            at = L.i32(step % stages) * stage
+            ahead = L.i32(step + stages - 1)
             raw = load_w(tiles, at + w_at)
             group = ()
             for i in L.unroll(nt):
@@ -111,8 +111,16 @@ def gemm_nvfp4(
                     q = L.e2m1x8_bf16x2(raw[2 * i + j])
                     b0 = b0 + (L.bmul2(q[0], g), L.bmul2(q[1], g))
                     b1 = b1 + (L.bmul2(q[2], g), L.bmul2(q[3], g))
+                for half in L.unroll(2):
+                    piece = 2 * j + half
+                    bring_x(L.offset(tiles, to), xb, my_x, m - row0, 2 * k, ahead * X_ROW, piece)
+                    bring_w(L.offset(tiles, to + w_base), w, my_w, n - col0, k >> 1, ahead * W_ROW, piece)
+                    bring_s(L.offset(tiles, to + s_base), sb, my_s, n - col0, k >> 4, ahead * S_ROW, piece)
                 acc = multiply(acc, a0, b0)
                 acc = multiply(acc, a1, b1)
+            L.cp_async_commit()
+            at = after(at)
+            to = after(to)
         alpha = L.ldg_f32(tensor_scale, 0)
         if reciprocal:
             alpha = L.div_rn(L.f32(1), alpha)

@@ -11,6 +11,7 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
 
 BK = 64  # K of one stage
+PIECES = 4  # parts a tile's copy is divided into, to be issued between products
 
 
 class Swizzle(NamedTuple):
@@ -31,54 +32,69 @@ _COPIES = {16: L.cp_async_16, 8: L.cp_async_8, 4: L.cp_async_4}
 _LOADS = {2: (L.ldg_b16, L.sts_b16), 1: (L.ldg_b8, L.sts_b8)}
 
 
-@functools.cache
-def copier(rows: int, row_bytes: int, threads: int, vector: int, swizzle: Swizzle):
-    """A device function that copies a tile: `(dst, src, first_row, row_count, pitch, first_byte)`.
+class Copier(NamedTuple):
+    """Two device functions that bring tiles of a matrix whose rows are `pitch` bytes.
 
-    `dst` is the tile in shared memory and `src` the matrix, both pointers to u8; rows are `pitch` bytes apart and as
-    long. What lies outside the matrix becomes zero. `vector` bytes move at a time: pitch must be a multiple of it.
-    From 4 bytes on the copies are asynchronous.
+    `begin(first_row, pitch)` is what a thread knows of its chunks for the whole kernel; `copy(dst, src, mine,
+    row_count, pitch, first_byte, piece)` brings one of PIECES parts of the tile that starts at byte `first_byte` of
+    each row, `row_count` rows of which exist. The rest of the tile becomes zero.
+    """
+
+    begin: L.DeviceFunction
+    copy: L.DeviceFunction
+
+
+@functools.cache
+def copier(rows: int, row_bytes: int, threads: int, vector: int, swizzle: Swizzle) -> Copier:
+    """Copies of `rows` x `row_bytes` to shared memory, `vector` bytes at a time: pitch must be a multiple of it.
+
+    From 4 bytes on they are asynchronous. Raises ValueError where the threads do not cover whole rows.
     """
     columns = row_bytes // vector
-    total = rows * columns
+    stride, rest = divmod(threads, columns)  # rows that one copy of all threads covers
     shift, mask, step = swizzle
+    period = (mask + 1) << shift if mask else 1
+    steps = -(-rows // stride)
+    if rest or (vector >= 4 and steps > 1 and stride % period):
+        raise ValueError(f"copier: {threads} threads do not cover rows of {columns} chunks swizzled by {swizzle}")
 
     @L.device
     def place(row, col):
         return row * row_bytes + (((col >> 4) ^ (((row >> shift) & mask) * step)) << 4) + (col & 15)
 
+    @L.device
+    def begin(first_row, pitch):
+        row = L.i32(L.i32(cuda.threadIdx.x) // columns)
+        col = L.i32(L.i32(cuda.threadIdx.x) % columns) * vector
+        return L.i64(first_row + row) * pitch + col, place(row, col), row, col
+
     if vector >= 4:
-        steps = -(-total // threads)
-        copy = _COPIES[vector]
+        move = _COPIES[vector]
 
         @L.device
-        def run(dst, src, first_row, row_count, pitch, first_byte):
+        def copy(dst, src, mine, row_count, pitch, first_byte, piece):
+            at, to, row, col = mine
             for s in L.unroll(steps):
-                i = L.i32(cuda.threadIdx.x) + s * threads
-                if i < total:
-                    row = L.i32(i // columns)
-                    col = L.i32(i % columns) * vector
-                    inside = first_row + row < row_count and first_byte + col < pitch
-                    at = L.i64(0)
-                    if inside:
-                        at = L.i64(first_row + row) * pitch + first_byte + col
-                    copy(dst, place(row, col), src, at, vector if inside else 0)
+                if s % PIECES == piece and (stride * (s + 1) <= rows or row + s * stride < rows):
+                    here = L.i32(first_byte + col) < pitch and L.i32(row + s * stride) < row_count
+                    from_ = at + L.i64(s * stride) * pitch + first_byte
+                    move(dst, to + s * stride * row_bytes, src, from_ if here else L.i64(0), vector if here else 0)
 
-        return run
+        return Copier(begin, copy)
 
     load, store = _LOADS[vector]
 
     @L.device
-    def run_plain(dst, src, first_row, row_count, pitch, first_byte):
-        for i in range(L.i32(cuda.threadIdx.x), total, threads):
-            row = L.i32(i // columns)
-            col = L.i32(i % columns) * vector
-            value = L.u32(0)
-            if first_row + row < row_count and first_byte + col < pitch:
-                value = load(src, L.i64(first_row + row) * pitch + first_byte + col)
-            store(dst, place(row, col), value)
+    def copy_plain(dst, src, mine, row_count, pitch, first_byte, piece):
+        at, to, row, col = mine
+        if piece == 0:
+            for s in range(row, rows, stride):
+                value = L.u32(0)
+                if first_byte + col < pitch and s < row_count:
+                    value = load(src, at + L.i64(s - row) * pitch + first_byte)
+                store(dst, place(s, col), value)
 
-    return run_plain
+    return Copier(begin, copy_plain)
 
 
 @functools.cache
@@ -119,6 +135,17 @@ def storer(m_tiles: int, n_tiles: int, pairs: bool):
                             L.stg_bf16(y, to, acc[at] * alpha)
                             if c + 1 < n:
                                 L.stg_bf16(y, to + 1, acc[at + 1] * alpha)
+
+    return run
+
+
+@functools.cache
+def following(stage: int, stages: int):
+    """A device function: the byte offset of the stage after the one at `at`, in a ring."""
+
+    @L.device
+    def run(at):
+        return L.i32(at + stage) if at < (stages - 1) * stage else L.i32(0)
 
     return run
 
