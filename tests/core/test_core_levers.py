@@ -70,4 +70,4 @@ def test_levers_that_came_from_elsewhere_are_equal_if_their_values_are() -> None
     one, two = resolve_levers(yaml={"graph": 0}), resolve_levers(sets={"graph": "off"})
     assert one == two
     assert hash(one) == hash(two)
-    assert one.items() == two.items() == (("stream_weights", True), ("graph", False))
+    assert one.items() == two.items() == (("stream_weights", False), ("graph", False))

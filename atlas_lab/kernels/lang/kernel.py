@@ -31,7 +31,10 @@ class KernelSpec:
 
     @property
     def entry(self) -> str:
-        short = "_".join(f"{k}{_plain(v)}" for k, v in self.parameters)
+        named = [f"{k.replace('_', '')}{_plain(v)}" for k, v in self.parameters]
+        while len("_".join(named)) > 32:
+            named.pop()
+        short = "_".join(named)
         digest = hashlib.sha256(repr((self.module, self.family, self.parameters)).encode()).hexdigest()[:8]
         return "__".join(p for p in (self.family, short, digest) if p)
 
