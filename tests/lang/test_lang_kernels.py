@@ -183,10 +183,10 @@ def test_references_follow_closures_modules_tuples_and_helpers():
     helper = L.device(lambda p: loads[0](p, 0))
 
     def body(p, q):
-        return helper(p) + twice(q)
+        return helper(p) + twice(q) + sum(L.popc(v) for v in p)
 
     found = references(body)
-    assert set(found.ops) == {L.ldg_b8, L.ldg_b16, L.add_rn}
+    assert set(found.ops) == {L.ldg_b8, L.ldg_b16, L.add_rn, L.popc}
     assert not found.foreign
 
 

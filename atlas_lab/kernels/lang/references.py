@@ -56,11 +56,19 @@ def references(function: Callable[..., Any]) -> References:
 
 
 def named(function: pytypes.FunctionType) -> Iterator[Any]:
-    """Values of the globals, closure variables and module attributes that a function's own code names, in order."""
+    """Values of the globals, closure variables and module attributes that a function names, in order; those of the
+    comprehensions and lambdas inside it too."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    codes = [function.__code__]
+    for code in codes:
+        codes += [c for c in code.co_consts if isinstance(c, pytypes.CodeType)]
+        yield from _named(code, function.__globals__, cells)
+
+
+def _named(code: pytypes.CodeType, globals_: dict[str, Any], cells: dict[str, Any]) -> Iterator[Any]:
     value: Any = None
     known = False
-    for ins in dis.get_instructions(function):
+    for ins in dis.get_instructions(code):
         if ins.opname in _SKIP:
             continue
         if known and ins.opname in _ATTR and isinstance(value, CudaProxy):
@@ -69,11 +77,18 @@ def named(function: pytypes.FunctionType) -> Iterator[Any]:
             known = isinstance(value, pytypes.ModuleType) and hasattr(value, ins.argval)
             value = getattr(value, ins.argval) if known else None
         elif ins.opname in _GLOBAL:
-            known = ins.argval in function.__globals__
-            value = function.__globals__.get(ins.argval)
+            known = ins.argval in globals_
+            value = globals_.get(ins.argval)
         elif ins.opname in _FREE and ins.argval in cells:
-            known, value = True, cells[ins.argval].cell_contents
+            known, value = _content(cells[ins.argval])
         else:
             known = False
         if known:
             yield value
+
+
+def _content(cell: Any) -> tuple[bool, Any]:
+    try:
+        return True, cell.cell_contents
+    except ValueError:  # not assigned yet
+        return False, None

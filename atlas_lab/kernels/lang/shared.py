@@ -29,7 +29,8 @@ sts_b8, sts_b16, sts_b32, sts_v2_b32, sts_v4_b32, sts_f32, sts_v4_f32 = (
 def _shared(dtype: Scalar, count: int) -> Pointer:
     """`count` elements of shared memory, 16-byte aligned, uninitialised: one array for each place in the source.
 
-    In a device function: one for the function, however often it is called.
+    In a device function: one for the function, however often it is called. Not to be used inside a loop over
+    `unroll`, whose iterations are places of their own once compiled.
     """
     # [0] this function, [1] Op.__call__, [2] the kernel or device function, [3] DeviceFunction.__call__ if the latter
     frame = sys._getframe(2)
