@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
+import numpy as np
+
 from atlas_lab.checkpoint import Checkpoint
 from atlas_lab.core.registry import Registry
 from atlas_lab.core.target import Target
@@ -16,7 +18,7 @@ from atlas_lab.experiments import compare, isolate, timed
 from atlas_lab.experiments.cells import cell_of, fill
 from atlas_lab.experiments.config import Loaded
 from atlas_lab.experiments.errors import ConfigError
-from atlas_lab.experiments.numbers import Judge, Key, Numbers, run_steps
+from atlas_lab.experiments.numbers import Judge, Key, Numbers, Products, outputs, sentence
 from atlas_lab.experiments.plan import Step, VariantPlan
 from atlas_lab.experiments.results import AbResult, Cell, ExperimentResult, Residency, VariantResult
 from atlas_lab.experiments.session import SEED, Session, open_session
@@ -62,9 +64,10 @@ def run_ab(
         x = described(session)
         result.experiments.append(x)
         _compile(session, x, notify)
-        _numbers(session, x, device, seed, notify)
+        products = Products(session.reference_file(), seed)
+        _numbers(session, x, device, products, notify)
         if device.name == "cuda":
-            timed.run(session, x, device, seed, notify)
+            timed.run(session, x, device, products, notify)
         x.comparisons = compare.comparisons(session, x, seed)
         x.require = compare.bounds(session, x)
     result.status = "complete"
@@ -97,35 +100,43 @@ def _steps(session: Session, x: ExperimentResult) -> list[tuple[Cell, Step]]:
     return [(c, steps[c.variant, (c.layer, c.role, c.m)]) for c in x.cells]
 
 
-def _numbers(session: Session, x: ExperimentResult, device: Device, seed: int, notify: Notify) -> None:
+def _numbers(session: Session, x: ExperimentResult, device: Device, products: Products, notify: Notify) -> None:
     done = 0
     for name in session.plans:
         cells = {(c.layer, c.role, c.m): c for c in x.cells if c.variant == name}
         notify(f"{name}: weights", done, len(x.cells))
         held = session.file(name)
         plan = session.numbers_plan(name, held)
-        for step in plan.steps:
-            dims = cells[step.key].dims
+        judge = Judge(session.registry, plan, held, products)
+        steps = {s.key: s for s in plan.steps}
+        for key, y in _outputs(session, plan, held, device, list(cells), products.seed):
+            dims, step = cells[key].dims, steps[key]
             dims.numbers_n, dims.numbers_k = step.call.n, step.call.k
-        for key, found in _run(session, name, plan, held, device, list(cells), seed):
-            take(cells[key], found)
+            take(cells[key], y if isinstance(y, str) else _judged(judge, step, y, device))
             done += 1
             notify(f"{name}: parity of layers.{key[0]}.{key[1]} M={key[2]}", done, len(x.cells))
 
 
-def _run(
-    session: Session, name: str, plan: VariantPlan, held: Checkpoint, device: Device, keys: Sequence[Key], seed: int
-) -> Iterator[tuple[Key, Numbers | str]]:
-    """Numbers, or what went wrong, for each step: in this process on the interpreter, in a child on a GPU."""
+def _outputs(
+    session: Session, plan: VariantPlan, held: Checkpoint, device: Device, keys: Sequence[Key], seed: int
+) -> Iterator[tuple[Key, np.ndarray | str]]:
+    """Each step's output, or what went wrong: from this process on the interpreter, from a child on a GPU."""
     if device.name == "cuda":
-        yield from isolate.run(session, name, keys, seed)
+        yield from isolate.run(session, plan.name, keys, seed)
         return
-    judge = Judge(session.registry, plan, held, session.reference_file())
     try:
-        for step, found in run_steps(plan, held, judge, device, keys, seed):
-            yield step.key, f"{type(found).__name__}: {found}" if isinstance(found, Exception) else found
+        for step, y in outputs(plan, held, device, keys, seed):
+            yield step.key, sentence(y) if isinstance(y, Exception) else y
     except LoadError as e:
-        raise ConfigError(f"{session.where}, variant {name}: {e}") from None
+        raise ConfigError(f"{session.where}, variant {plan.name}: {e}") from None
+
+
+def _judged(judge: Judge, step: Step, y: np.ndarray, device: Device) -> Numbers | str:
+    """The output's numbers; an arm of which no reference can be computed is its own fault, not the run's."""
+    try:
+        return judge.judge(step, y, device)
+    except Exception as e:
+        return sentence(e)
 
 
 def take(cell: Cell, found: Numbers | str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from atlas_lab.experiments.ab import Notify, machine, silent, tool
 from atlas_lab.experiments.bench_results import BenchCell, BenchResult, Measured, Must, PeerResult, Relative
 from atlas_lab.experiments.cells import launch_result
 from atlas_lab.experiments.errors import ConfigError
-from atlas_lab.experiments.numbers import Bench, Judge, Numbers, activations, digest, run_steps
+from atlas_lab.experiments.numbers import Bench, Judge, Products, activations, digest, outputs, sentence
 from atlas_lab.experiments.plan import Step, VariantPlan, plan_variant
 from atlas_lab.experiments.reference import Reference
 from atlas_lab.experiments.settings import Said, levers_for
@@ -60,11 +61,12 @@ def run_bench(
         result.tool, result.machine, result.device = tool(), machine(), device.describe()
         target = device.target
         result.target = {"name": target.name, "title": target.title, "arch": target.arch}
+        products: dict[Path, Products] = {}
         for done, case in enumerate(cases):
             notify(case.name, done, len(cases))
             cell = BenchCell(name=case.name, arm=case.arm, format=case.format, n=case.n, k=case.k, m=case.m)
             result.cells.append(cell)
-            _case(case, cell, registry, said, device, with_peers, seed)
+            _case(case, cell, registry, said, device, products, with_peers, seed)
     result.status = "complete"
     return result
 
@@ -89,7 +91,14 @@ def plan_of(case: BenchCase, registry: Registry, said: Said, target: Target) -> 
 
 
 def _case(
-    case: BenchCase, cell: BenchCell, registry: Registry, said: Said, device: Device, with_peers: bool, seed: int
+    case: BenchCase,
+    cell: BenchCell,
+    registry: Registry,
+    said: Said,
+    device: Device,
+    products: dict[Path, Products],
+    with_peers: bool,
+    seed: int,
 ) -> None:
     plan = plan_of(case, registry, said, device.target)
     (step,) = plan.steps
@@ -98,12 +107,13 @@ def _case(
     held, plain = ref.file(case.format, folder), ref.file("bf16", folder)
     cell.bytes, cell.flops = step.program.traffic, step.program.flops
     cell.launches = [launch_result(x) for x in step.program.launches]
-    judge = Judge(registry, plan, held, plain)
+    judge = Judge(registry, plan, held, products.setdefault(plain.path, Products(plain, seed)))
     before = ""
-    for _, found in run_steps(plan, held, judge, device, [step.key], seed):
-        if not isinstance(found, Numbers):
-            cell.status, cell.reason = "crashed", f"{type(found).__name__}: {found}"
+    for _, y in outputs(plan, held, device, [step.key], seed):
+        if isinstance(y, Exception):
+            cell.status, cell.reason = "crashed", sentence(y)
             return
+        found = judge.judge(step, y, device)
         cell.parity, before = found.parity, found.digest
         cell.status, cell.reason = ("passed" if found.parity.passed else "failed"), found.parity.reason
     if cell.status == "passed":
@@ -142,7 +152,7 @@ def _time(
         y = step.call.y.data
         now = device.download(ports[y.name], y.dtype, y.shape)
         if digest(now) != before:  # other bits than those that passed: right, or not?
-            again = judge.judge(step, x, now, device).parity
+            again = judge.judge(step, now, device).parity
             if not again.passed:
                 cell.status, cell.reason = "failed", f"after the timed loop: {again.reason}"
                 return

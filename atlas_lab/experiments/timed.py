@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atlas_lab.core.target import Target
-from atlas_lab.experiments.numbers import Bench, Judge, activations
+from atlas_lab.experiments.numbers import Bench, Judge, Products, activations
 from atlas_lab.experiments.plan import Step
 from atlas_lab.experiments.results import Cell, ExperimentResult, TimeResult
 from atlas_lab.experiments.session import Session
@@ -19,27 +19,33 @@ from atlas_lab.runtime.bind import Bound
 from atlas_lab.runtime.device import Buffer, Device
 
 ROUNDS = 20
+MOST_SETS = 256
+IN_L2 = "L2: its weights are too small to rotate"
 Notify = Callable[[str, int, int], None]
 
 
 @dataclass
 class Running:
-    """A step on the device: its rotated programs, the ports they share, its input and first output."""
+    """A step on the device: its rotated programs, the ports they share, its first output."""
 
     cell: Cell
     step: Step
     bench: Bench
     bound: list[Bound]
     ports: dict[str, Buffer]
-    x: np.ndarray
     y: np.ndarray
 
     @property
     def name(self) -> str:
         return f"{self.cell.variant} {self.step.label}"
 
+    @property
+    def in_l2(self) -> bool:
+        """Whether there are fewer sets of weights than it takes to outgrow the L2."""
+        return len(self.bound) == MOST_SETS
 
-def run(session: Session, x: ExperimentResult, device: Device, seed: int, notify: Notify) -> None:
+
+def run(session: Session, x: ExperimentResult, device: Device, products: Products, notify: Notify) -> None:
     """Time every cell that passed parity. Each variant's weights stay loaded from its own plan while all of one M
     alternate; outputs are checked again afterwards, and a cell whose output changed fails."""
     passed = [c for c in x.cells if c.status == "passed"]
@@ -52,12 +58,12 @@ def run(session: Session, x: ExperimentResult, device: Device, seed: int, notify
             held = session.file(name)
             plan = session.numbers_plan(name, held)
             benches[name] = stack.enter_context(Bench(plan, held, device))
-            judges[name] = Judge(session.registry, plan, held, session.reference_file())
+            judges[name] = Judge(session.registry, plan, held, products)
         done = 0
         for layer, m in dict.fromkeys((c.layer, c.m) for c in passed):
             group = [c for c in passed if (c.layer, c.m) == (layer, m)]
             notify(f"timing layers.{layer} M={m}", done, len(passed))
-            _together(group, benches, judges, device, session.target, reached, seed)
+            _together(group, benches, judges, device, session.target, reached, products.seed)
             done += len(group)
 
 
@@ -74,7 +80,7 @@ def _together(
         for c in cells:
             stack.callback(benches[c.variant].release)
         running = [_start(c, benches[c.variant], device, seed) for c in cells]
-        timed = [timing.rotate(r.name, r.bound) for r in running]
+        timed = [timing.rotate(r.name, r.bound, factor=0 if r.in_l2 else 4) for r in running]
         for t in timed:
             stack.callback(t.keep.close)
         found = timing.measure(device, timed, rounds=ROUNDS, seed=seed)
@@ -83,6 +89,8 @@ def _together(
             if r.cell.status == "passed":
                 blocks = [float(s) * 1e6 for s in found.blocks(r.name)]
                 r.cell.time = time_of(blocks, r.step, target, reached, seed)
+                if r.in_l2:
+                    r.cell.time.bound_by = IN_L2
                 if r.name in found.starved:
                     r.cell.time.bound_by = "the host"
 
@@ -101,14 +109,14 @@ def _start(c: Cell, bench: Bench, device: Device, seed: int) -> Running:
     device.synchronize()
     y = step.call.y.data
     first = device.download(ports[y.name], y.dtype, y.shape)
-    return Running(c, step, bench, bound, ports, x, first)
+    return Running(c, step, bench, bound, ports, first)
 
 
 def rotated(bench: Bench, step: Step, l2: int) -> Iterator[dict[str, Buffer]]:
-    """The step's own weights, then copies of them, together at least four times the L2."""
+    """The step's own weights, then copies of them, together at least four times the L2 (but no more than 256)."""
     yield {}
     tensors = step.program.persistent
-    sets = timing.rotations(sum(t.bytes for t in tensors), l2)
+    sets = min(MOST_SETS, timing.rotations(sum(t.bytes for t in tensors), l2))
     for _ in range(sets - 1):
         copy = {}
         for t in tensors:
@@ -124,7 +132,7 @@ def _check_again(r: Running, judge: Judge, device: Device) -> None:
     now = device.download(r.ports[y.name], y.dtype, y.shape)
     if np.array_equal(now.view("u1"), r.y.view("u1")):
         return
-    again = judge.judge(r.step, r.x, now, device).parity
+    again = judge.judge(r.step, now, device).parity
     if not again.passed:
         r.cell.status, r.cell.reason = "failed", f"after the timed loop: {again.reason}"
         r.cell.parity = again

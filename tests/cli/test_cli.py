@@ -79,14 +79,14 @@ def test_interrupted_is_130_with_the_partial_result(run: Run, monkeypatch: pytes
     settings("a: {}, b: {pins: {'*': toy}}")
     from atlas_lab.experiments import ab
 
-    real = ab.run_steps
+    real = ab.outputs
 
     def stop_at_b(plan, *more):
         if plan.name == "b":
             raise KeyboardInterrupt
         return real(plan, *more)
 
-    monkeypatch.setattr(ab, "run_steps", stop_at_b)
+    monkeypatch.setattr(ab, "outputs", stop_at_b)
     status, out, err = run("ab", "--json", "r.json")
     assert status == 130
     assert err == "atlas-lab: interrupted; what was done so far is in r.json, marked partial\n"

@@ -6,13 +6,15 @@ import math
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from atlas_lab.experiments import ab, compare, config, isolate, report, results, session
+from atlas_lab.experiments import ab, compare, config, isolate, numbers, report, results, session
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.results import AbResult, Cell
 from atlas_lab.experiments.settings import Said
+from atlas_lab.runtime.device import open_device
 
 INTERPRETER = Said(device="interpreter")
 TOYS = Path(__file__).parent / "toy_arms.py"
@@ -195,18 +197,25 @@ def test_refusals_before_anything_runs(registry, tmp_path: Path, variant: str, s
     assert str(e.value).startswith(f"{tmp_path}/{sentence}")
 
 
-def test_children_give_the_same_numbers(registry, tmp_path: Path):
-    loaded = load(tmp_path, "a: {pins: {'*': toy_outside}}", m="[1, 3]")
-    said = Said(plugins=(str(TOYS),), device="interpreter")
-    opened = session.open_session(loaded, said, registry, "x")
+def test_children_give_the_same_outputs(registry, tmp_path: Path):
     keys = [(0, "ffn.gate", 1), (0, "ffn.gate", 3)]
-    found = dict(isolate.run(opened, "a", keys, 20, "interpreter"))
-    assert all(str(found[key]).startswith("OutOfBounds") for key in keys)
-    loaded = load(tmp_path, "a: {pins: {'*': toy_grid}}", m="[1, 3]")
-    opened = session.open_session(loaded, said, registry, "x")
-    found = dict(isolate.run(opened, "a", keys, 20, "interpreter"))
-    here = cell(run(registry, loaded), "a", 3)
-    assert found[keys[1]].accuracy == here.accuracy
+    said = Said(plugins=(str(TOYS),), device="interpreter")
+
+    def opened(arm: str) -> session.Session:
+        loaded = load(tmp_path, f"a: {{pins: {{'*': {arm}}}}}", m="[1, 3]")
+        return session.open_session(loaded, said, registry, "x")
+
+    def found(arm: str) -> list[np.ndarray | str]:
+        return [y for _, y in isolate.run(opened(arm), "a", keys, 20, "interpreter")]
+
+    assert all(str(y).startswith("OutOfBounds: kernel toy_outside") for y in found("toy_outside"))
+    here = opened("toy_grid")
+    held = here.file("a")
+    with open_device("interpreter") as device:
+        expected = [y for _, y in numbers.outputs(here.numbers_plan("a", held), held, device, keys, 20)]
+    for theirs, ours in zip(found("toy_grid"), expected, strict=True):
+        assert theirs.dtype == ours.dtype
+        assert numbers.digest(theirs) == numbers.digest(ours)
 
 
 def test_a_child_that_dies_costs_one_cell(registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -218,11 +227,11 @@ def test_a_child_that_dies_costs_one_cell(registry, tmp_path: Path, monkeypatch:
 
     def call(function, arguments, timeout):
         asked.append([m for _, _, m in arguments["keys"]])
-        with Path(arguments["found"]).open("w") as lines:
+        with Path(arguments["folder"], isolate.FOUND).open("w") as lines:
             for _, _, m in arguments["keys"]:
                 if m == 3:
                     return child.Crash("timeout", "it never ended")
-                print('"as it was"', file=lines, flush=True)
+                print('{"sentence": "as it was"}', file=lines, flush=True)
         return None
 
     monkeypatch.setattr(child, "call", call)

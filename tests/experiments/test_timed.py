@@ -16,6 +16,7 @@ from atlas_lab.runtime import probe, timing
 from atlas_lab.runtime.device import Device, open_device
 
 INTERPRETER = Said(device="interpreter")
+Opened = tuple[Session, ExperimentResult, Device, numbers.Products]
 US = {"a": 10.0, "b": 6.0, "c": 8.0}
 
 
@@ -32,9 +33,10 @@ def opened(registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     session = open_session(config.load(tmp_path / "r.yaml"), INTERPRETER, registry, "x")
     x = ab.described(session)
     with open_device("interpreter") as device:
-        ab._numbers(session, x, device, 20, ab.silent)
+        products = numbers.Products(session.reference_file(), 20)
+        ab._numbers(session, x, device, products, ab.silent)
         assert {c.status for c in x.cells} == {"passed"}
-        yield session, x, device
+        yield session, x, device, products
         device.ledger.check_empty()
 
 
@@ -42,7 +44,8 @@ def clock(monkeypatch: pytest.MonkeyPatch, device: Device) -> list[list[str]]:
     """Stands in for the runtime's timing; returns the groups that were alternated."""
     groups: list[list[str]] = []
 
-    def rotate(name, programs):
+    def rotate(name, programs, *, factor):
+        assert factor == 4
         for p in programs:
             p.run()
         assert len(programs) == timing.rotations(programs[0].program.persistent[0].bytes, device.target.l2)
@@ -63,10 +66,10 @@ def clock(monkeypatch: pytest.MonkeyPatch, device: Device) -> list[list[str]]:
     return groups
 
 
-def test_times_and_comparisons(opened: tuple[Session, ExperimentResult, Device], monkeypatch: pytest.MonkeyPatch):
-    session, x, device = opened
+def test_times_and_comparisons(opened: Opened, monkeypatch: pytest.MonkeyPatch):
+    session, x, device, products = opened
     groups = clock(monkeypatch, device)
-    timed.run(session, x, device, 20, ab.silent)
+    timed.run(session, x, device, products, ab.silent)
     assert [len(g) for g in groups] == [6, 6]  # every variant and role of one M together
     cell = next(c for c in x.cells if (c.variant, c.role, c.m) == ("b", "ffn.gate", 3))
     assert cell.time.median_us == pytest.approx(6, rel=0.02)
@@ -86,10 +89,8 @@ def test_times_and_comparisons(opened: tuple[Session, ExperimentResult, Device],
     assert bounds["c"][0] is True
 
 
-def test_an_output_that_changed_while_timed_fails(
-    opened: tuple[Session, ExperimentResult, Device], monkeypatch: pytest.MonkeyPatch
-):
-    session, x, device = opened
+def test_an_output_that_changed_while_timed_fails(opened: Opened, monkeypatch: pytest.MonkeyPatch):
+    session, x, device, products = opened
     clock(monkeypatch, device)
     real = Device.download
     seen: dict[str, int] = {}
@@ -103,7 +104,7 @@ def test_an_output_that_changed_while_timed_fails(
         return out
 
     monkeypatch.setattr(Device, "download", download)
-    timed.run(session, x, device, 20, ab.silent)
+    timed.run(session, x, device, products, ab.silent)
     failed = [c for c in x.cells if c.status == "failed"]
     assert [(c.variant, c.role, c.m) for c in failed] == [("c", "ffn.down", 1)]
     assert failed[0].reason.startswith("after the timed loop: 1 of 64 outputs are outside the tolerance")
@@ -112,8 +113,8 @@ def test_an_output_that_changed_while_timed_fails(
     assert reason == "c failed parity for layers.0.ffn.down M=1"
 
 
-def test_rotated_weights_are_equal(opened: tuple[Session, ExperimentResult, Device], monkeypatch: pytest.MonkeyPatch):
-    session, _, device = opened
+def test_rotated_weights_are_equal(opened: Opened, monkeypatch: pytest.MonkeyPatch):
+    session, _, device, _ = opened
     clock(monkeypatch, device)
     held = session.file("c")
     plan = session.numbers_plan("c", held)
