@@ -13,6 +13,7 @@ from numba.cuda import types
 from numba.cuda.compiler import CUDACompiler, compile_extra, kernel_fixup
 from numba.cuda.core.callconv import CUDACallConv
 from numba.cuda.core.compiler_lock import global_compiler_lock
+from numba.cuda.core.errors import TypingError
 from numba.cuda.core.untyped_passes import IRProcessing, ReconstructSSA
 from numba.cuda.cudadrv import nvvm
 from numba.cuda.descriptor import cuda_target
@@ -76,6 +77,16 @@ def _compile(function: Any, args: Any, return_type: Any, cc: Capability, forcein
 class _DeviceDispatcher(numba_dispatcher.CUDADispatcher):  # type: ignore[misc]
     """A device function compiled with this pipeline, always inlined. Its LLVM does not depend on the architecture."""
 
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Once for all values of an integer argument, unless the body needs to know them when compiling."""
+        general = tuple(types.unliteral(a) for a in args)
+        try:
+            return super().get_call_template(general, kws)
+        except TypingError:
+            if general == tuple(args):
+                raise
+            return super().get_call_template(args, kws)
+
     def compile_device(self, args: Any, return_type: Any = None) -> Any:
         if args not in self.overloads:
             made = _compile(self.py_func, args, return_type, (8, 0, ""), forceinline=True)
@@ -105,13 +116,26 @@ def _without_driver(cc: Capability) -> Iterator[None]:
         numba_dispatcher.get_current_device = saved
 
 
-@global_compiler_lock  # type: ignore[untyped-decorator]
+# LLVM of the kernels of this language: intrinsics are assembly, so that it does not depend on the architecture.
+_MODULES: dict[Kernel, list[str]] = {}
+
+
 def llvm_modules(kernel: Kernel, cc: Capability) -> list[str]:
-    """LLVM IR of a kernel, its own module first, then those of its device functions.
+    """LLVM IR of a kernel, its own module first, then those of its device functions; lowered once.
 
     The same source gives the same text in every process: symbols are numbered by first use, the kernel's is
     `kernel.entry`. Raises Numba's errors.
     """
+    if kernel.dispatcher is not None:
+        modules: list[str] = _lowered(kernel, cc)
+        return modules
+    if kernel not in _MODULES:
+        _MODULES[kernel] = _lowered(kernel, cc)
+    return _MODULES[kernel]
+
+
+@global_compiler_lock  # type: ignore[untyped-decorator]
+def _lowered(kernel: Kernel, cc: Capability) -> list[str]:
     args = tuple(parameter_type(p) for p in kernel.params)
     with _without_driver(cc):
         result = _compile(kernel.function, args, types.void, cc, forceinline=False)
