@@ -15,7 +15,7 @@ from atlas_lab.core.route import Route
 from atlas_lab.core.rows import Rows, rows_from
 from atlas_lab.core.target import Target, shipped_targets
 from atlas_lab.core.tensor import Tensor
-from atlas_lab.core.verdict import Verdict
+from atlas_lab.core.verdict import Verdict, no
 from atlas_lab.formats import Spec, get
 
 VALUES = ("heavy", "plain", "huge", "tiny")
@@ -128,7 +128,8 @@ def verdict_of(case: Case, arm: Arm, base: Context) -> Verdict:
     """What the one predicate says of the arm for this case; raises FormatError as `site_of`."""
     route = resolve(site_of(case), context_of(case, base, pinned=False), [entry_of(arm), _ANYTHING])
     mine = [c for c in route.considered if c.arm == arm.name]
-    return next((c.verdict for c in mine if c.roles == case.roles), mine[0].verdict)
+    together = no("role", f"serves {', '.join(arm.roles)}", found="+".join(case.roles), allowed=", ".join(arm.roles))
+    return next((c.verdict for c in mine if c.roles == case.roles), together)
 
 
 def route_of(case: Case, arm: Arm, base: Context) -> Route:

@@ -101,14 +101,14 @@ def cases(
 
 
 def _rotated(drawn: Sequence[Sequence[Case]]) -> list[Case]:
-    """All cases of the first set of roles; where there are more sets, each in turn stands in for it."""
-    groups = [d for d in drawn if d and len(d[0].roles) > 1]
-    single = [d for d in drawn if d and len(d[0].roles) == 1]
+    """As many cases as one set of roles has, of projections and of groups, each set standing in for the others in
+    turn and every one at least once."""
     out: list[Case] = []
-    for kind in (single, groups):
-        for i in range(max(map(len, kind), default=0)):
+    for group in (False, True):
+        kind = [d for d in drawn if d and (len(d[0].roles) > 1) == group]
+        for i in range(max(len(kind), max(map(len, kind), default=0))):
             d = kind[i % len(kind)]
-            out += d[i : i + 1]
+            out.append(d[i % len(d)])
     return out
 
 
@@ -196,16 +196,19 @@ def telling_kernels(arm: Arm, base: Context) -> tuple[Kernel, ...]:
     return tuple(found) or tuple(arm.kernels)
 
 
-def none_drawn(arm: Arm, known: Mapping[str, Format] = FORMATS, target: Target = shipped_targets()[0]) -> str:
-    """Why there are no cases: what the arm says of a harmless shape."""
+def none_drawn(
+    arm: Arm, drawn: Sequence[Case], known: Mapping[str, Format] = FORMATS, target: Target = shipped_targets()[0]
+) -> str:
+    """Which of the arm's roles have no case, and what it says of a harmless shape; "" where all have one."""
     family = [f for f in known.values() if arm.source in ("", f.family)]
     if not family:
         return f"arm {arm.name} starts from {arm.source!r} weights, expected a family of {', '.join(known)}"
-    case = Case(arm.name, role_sets(arm)[0], arm.rows.first, 256, 256, family[0].name)
-    verdict = verdict_of(case, arm, base_context(target))
-    return (
-        f"arm {arm.name} says yes to none of the shapes tried; of N=256, K=256 in {family[0].name} it says: {verdict}"
-    )
+    for roles in role_sets(arm):
+        if roles not in [c.roles for c in drawn]:
+            case = Case(arm.name, roles, arm.rows.first, 256, 256, family[0].name)
+            told = f"of N=256, K=256 in {family[0].name} it says: {verdict_of(case, arm, base_context(target))}"
+            return f"arm {arm.name} says yes to none of the shapes tried for {'+'.join(roles)}; {told}"
+    return ""
 
 
 def launched(case: Case, arm: Arm, base: Context) -> tuple[Kernel, ...]:

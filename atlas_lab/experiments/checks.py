@@ -89,7 +89,7 @@ def checks_of(
 def run_check(check: Check, arm: Arm, device: Device, peers: Mapping[str, Arm] | None = None) -> ParityResult:
     """Run one check; whatever the arm does is its result. `peers` are all arms by name."""
     base = base_context(target_for(arm, device.target))
-    others = {arm.name: arm, **(peers or {})}
+    others = {arm.name: arm, **{name: p for name, p in (peers or {}).items() if name != arm.name}}
     if check.case is None:
         alone = {"cases": _cases, "refusal": _refusal, "compile": _compile}[check.kind]
         return guarded(lambda: alone(check, arm, base))
@@ -101,8 +101,8 @@ def run_check(check: Check, arm: Arm, device: Device, peers: Mapping[str, Arm] |
 
 
 def _cases(check: Check, arm: Arm, base: Context) -> ParityResult:
-    drawn = cases(arm, target=base.target)
-    return ParityResult(bool(drawn), "" if drawn else none_drawn(arm, target=base.target))
+    missing = none_drawn(arm, cases(arm, target=base.target), target=base.target)
+    return ParityResult(not missing, missing)
 
 
 def _refusal(check: Check, arm: Arm, base: Context) -> ParityResult:
@@ -178,25 +178,37 @@ def _stands_for(d: Derived, made: np.ndarray, source: np.ndarray, arm: Arm) -> l
 
 
 def _reduction(case: Case, arm: Arm, device: Device, base: Context, peers: Mapping[str, Arm]) -> ParityResult:
-    """Equal bits for the same row of x, whatever M, in every arm of the class that takes the case."""
+    """Equal bits for the same row of x, whatever M, in every arm of the class that reads the same weights."""
     mine = arm.reduction_class
     assert mine is not None
-    outs: dict[str, np.ndarray] = {}
-    for name, other in {arm.name: arm, **peers}.items():
-        if other.reduction_class is None or other.reduction_class.id != mine.id:
-            continue
-        for m in (other.rows.first, *(m for m in (1, 3, 17, 66) if other.rows.first < m <= other.rows.last)):
-            c = replace(case, arm=name, m=m)
-            if name == arm.name or verdict_of(c, other, base):
-                outs[f"{name} at M={m}"] = parity.run(c, other, device, base).out
-    (first, one), *rest = outs.items()
-    for what, out in rest:
-        shared = min(len(one), len(out))
-        if not oracle.same_bits(one[:shared], out[:shared]):
-            differ = np.argwhere(one[:shared].view(np.uint16) != out[:shared].view(np.uint16))[0]
+    ran: list[parity.Ran] = []
+    for other in peers.values():
+        if other.reduction_class is not None and other.reduction_class.id == mine.id:
+            for m in (other.rows.first, *(m for m in (1, 3, 17, 66) if other.rows.first < m <= other.rows.last)):
+                c = replace(case, arm=other.name, m=m)
+                if other is arm or verdict_of(c, other, base):
+                    ran.append(parity.run(c, other, device, base))
+    one, *rest = ran
+    for r in (r for r in rest if _same_weights(one, r)):
+        shared = min(len(one.out), len(r.out))
+        if not oracle.same_bits(one.out[:shared], r.out[:shared]):
+            differ = np.argwhere(one.out[:shared].view(np.uint16) != r.out[:shared].view(np.uint16))[0]
+            first, second = (f"{x.arm.name} at M={x.call.m}" for x in (one, r))
             at = ", ".join(map(str, differ))
-            return ParityResult(False, f"reduction class {mine.id}: {first} and {what} differ in their bits at y[{at}]")
+            return ParityResult(
+                False, f"reduction class {mine.id}: {first} and {second} differ in their bits at y[{at}]"
+            )
     return ParityResult(True)
+
+
+def _same_weights(a: parity.Ran, b: parity.Ran) -> bool:
+    """Whether two arms promise equal bits here: their weights stand for the same numbers."""
+    if a.arm is b.arm:
+        return True
+    if a.arm.reference is not None or b.arm.reference is not None:
+        return False
+    x, y = (oracle.dequantized(r.declarations, r.arrays, r.call.n, r.call.k) for r in (a, b))
+    return oracle.same_bits(x, y)
 
 
 def _teeth(case: Case, arm: Arm, device: Device, base: Context, peers: Mapping[str, Arm]) -> ParityResult:

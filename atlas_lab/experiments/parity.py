@@ -24,7 +24,7 @@ from atlas_lab.experiments import oracle, trial, values
 from atlas_lab.experiments.case import Case, context_of, route_of, site_of
 from atlas_lab.experiments.oracle import Comparison, Reference
 from atlas_lab.runtime import load
-from atlas_lab.runtime.device import Device
+from atlas_lab.runtime.device import Buffer, Device
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,17 @@ def run(case: Case, arm: Arm, device: Device, context: Context) -> Ran:
     arrays = oracle.declared(a.declarations, stored.read)
     with load.execute(load_plan([route]), stored.read, stored.check, device) as loaded:
         ledger = loaded.ledger.held
+        _resident(call, arrays, loaded, device)
         out = trial.run_program(program, call, loaded, device, trial.inputs(call.x, x_stored), arrays)
     unquantized = np.concatenate(stored.unquantized)
     return Ran(case, arm, call, program, a.declarations, arrays, x, out, unquantized, ledger)
+
+
+def _resident(call: Call, arrays: oracle.Arrays, loaded: Mapping[str, Buffer], device: Device) -> None:
+    for key, fields in call.weights.items():
+        for field, t in fields.items():
+            if not oracle.same_bits(device.download(loaded[t.name], t.dtype, t.shape), arrays[key][field]):
+                raise trial.TrialError(f"weight {t}: what was loaded is not what building it again gives")
 
 
 def run_case(

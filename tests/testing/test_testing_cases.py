@@ -1,0 +1,103 @@
+"""What is drawn for an arm, and that the drawing holds still."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from defective import DEFECTS
+
+from atlas_lab.arms import atlas_arms
+from atlas_lab.core.arm import Arm
+from atlas_lab.core.rows import Rows, rows
+from atlas_lab.core.target import shipped_targets
+from atlas_lab.experiments.case import Case, base_context, verdict_of
+from atlas_lab.experiments.cases import cases, refusal, role_sets, teeth_case
+from atlas_lab.experiments.checks import Check, checks_of
+
+H200 = shipped_targets()[0]
+ARMS = {a.name: a for a in (*atlas_arms(), DEFECTS[0][0])}
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
+    arm = ARMS[name]
+    drawn = cases(arm)
+    assert drawn == cases(arm)
+    assert len({c.id for c in drawn}) == len(drawn)
+    base = base_context(H200)
+    assert all(verdict_of(c, arm, base) for c in drawn)
+    assert {c.m for c in drawn} >= {arm.rows.first, min(arm.rows.last, 67)}
+    assert all(c.m in arm.rows for c in drawn)
+    ns, ks = {c.n for c in drawn}, {c.k for c in drawn}
+    assert 1 in ns
+    assert max(ns) > 128
+    assert any(n % 2 for n in ns - {1})
+    assert len(ks) >= 5
+    assert max(ks) > 1024
+    assert {c.values for c in drawn} == {"heavy", "plain", "huge", "tiny"}
+    assert 5 <= len(drawn) <= 16, "few, telling cases"
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_a_gpu_gets_the_same_and_full_size_ones(name: str) -> None:
+    small, large = cases(ARMS[name]), cases(ARMS[name], budget="gpu")
+    assert set(small) <= set(large)
+    assert max(c.n * c.k for c in large) == 17408 * 5120
+    assert max(c.m for c in large) == min(ARMS[name].rows.last, 4099)
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_every_format_and_convention_of_the_family_is_drawn(name: str) -> None:
+    formats = {c.format for c in cases(ARMS[name])}
+    expected = {"bf16": {"bf16"}, "fp8": {"fp8"}, "nvfp4": {"nvfp4", "nvfp4_ct"}}[ARMS[name].source]
+    assert formats == expected
+    if ARMS[name].source == "fp8":
+        assert "bf16 scales" in {c.stored for c in cases(ARMS[name])}
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_a_refusal_is_found(name: str) -> None:
+    found = refusal(ARMS[name])
+    assert found is not None
+    assert found.verdict.code in ("k-multiple", "scale-geometry", "source")
+
+
+def test_checks_survive_json() -> None:
+    for check in checks_of(ARMS["fp8_gemv"], H200):
+        again = Check.of(json.loads(json.dumps(check.to_json())))
+        assert again == check
+        assert again.id == check.id
+    c = Case("a", ("ffn.up",), 1, 2, 3, "bf16", levers=(("graph", False),))
+    assert Case.of(json.loads(json.dumps(c.to_json()))) == c
+    assert c.id == "bf16-ffn_up-m1-n2-k3-graph=false"
+
+
+def few(served: Rows, *patterns: str) -> Arm:
+    arm = type(DEFECTS[0][0])()
+    arm.rows, arm.roles = served, patterns or arm.roles
+    return arm
+
+
+@pytest.mark.parametrize(("served", "expected"), [(rows(1), {1}), (rows(2, 16), {2, 3, 16}), (rows(5), {5})])
+def test_row_counts_are_both_ends_and_ragged_between(served: Rows, expected: set[int]) -> None:
+    assert {c.m for c in cases(few(served))} == expected
+
+
+def test_every_pattern_of_roles_is_tried() -> None:
+    arm = next(a for a, _ in DEFECTS if a.name == "pair")
+    arm = type(arm)()
+    arm.roles = ("attn.*", "ffn.gate+ffn.up", "moe.expert")
+    arm.finalize = lambda p, ctx: []  # type: ignore[method-assign]
+    assert role_sets(arm) == [("attn.q",), ("ffn.gate", "ffn.up"), ("moe.expert",)]
+    assert {c.roles for c in cases(arm)} == {("attn.q",), ("ffn.gate", "ffn.up"), ("moe.expert",)}
+
+
+def test_the_case_for_teeth_is_small_and_normal() -> None:
+    for arm in ARMS.values():
+        c = teeth_case(arm)
+        assert c is not None
+        assert c.values == "plain"
+        assert 32 <= c.k <= 128
+        assert replace(c, why="") != c
