@@ -14,7 +14,7 @@ from atlas_lab.experiments import performance, results
 from atlas_lab.experiments.bench import run_bench, says_no
 from atlas_lab.experiments.bench_results import BenchResult, read_bench
 from atlas_lab.experiments.errors import ConfigError
-from atlas_lab.experiments.report import number, row, table
+from atlas_lab.experiments.report import interval, number, row, table
 from atlas_lab.experiments.session import SEED
 from atlas_lab.experiments.suites import suite as suite_named
 
@@ -85,11 +85,12 @@ def _give(common: Common, suite: str, result: BenchResult) -> None:
 
 
 def _print(common: Common, result: BenchResult) -> None:
-    t = table("arm", ">N", ">K", ">M", ">us", ">floor us", ">of floor", "peer", ">peer us", ">speed of peer")
+    t = table("arm", ">N", ">K", ">M", ">us", ">floor us", ">of floor", "peer", ">its us", ">our speed", ">95 %")
     for c in result.cells:
-        peer = ("-", "-", "-")
+        peer = ("-", "-", "-", "-")
         if c.peer:
-            peer = (c.peer.name, number(c.peer.time.median_us, 2), performance.relative(c.peer.ours))
+            ours = c.peer.ours
+            peer = (c.peer.name, number(c.peer.time.median_us, 2), number(ours.speed, 3), interval(ours.ci95))
         us = number(c.ours.median_us if c.ours else None, 2)
         row(t, c.arm, c.n, c.k, c.m, us, number(c.floor_us, 2), number(c.share, 3), *peer, style=_style(c.status))
     common.console.print(t)

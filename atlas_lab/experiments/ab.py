@@ -61,6 +61,7 @@ def run_ab(
         result.tool, result.machine, result.device = tool(), machine(), device.describe()
         result.target = {"name": device.target.name, "title": device.target.title, "arch": device.target.arch}
         result.seed = seed
+        result.settings = {"file": str(loaded.source.path), "how": loaded.how}
         x = described(session)
         result.experiments.append(x)
         _compile(session, x, notify)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from atlas_lab.experiments.bench_results import BenchCell, BenchResult, Relative
@@ -37,14 +38,7 @@ def render(result: BenchResult, source: Path) -> str:
     ]
     lines += ["| " + " | ".join(_row(c)) + " |" for c in result.cells]
     lines += ["", "## What must hold", "", *_musts(result)]
-    peers = {(c.peer.name, c.peer.version): c.peer for c in result.cells if c.peer}
-    if peers:
-        lines += ["", "## Peers", ""]
-        for c in result.cells:
-            if c.peer:
-                kernels = ", ".join(f"`{k}`" for k in dict.fromkeys(c.peer.kernels)) or c.peer.reason
-                said = f"- {c.name}: {c.peer.name} of {c.peer.version}; relative error {c.peer.rel_l2:.2e}; {kernels}"
-                lines.append(said)
+    lines += _peers(result)
     return "\n".join(lines) + "\n"
 
 
@@ -65,6 +59,22 @@ def _row(c: BenchCell) -> tuple[str, ...]:
         f"{c.share:.3f}",
         *peer,
     )
+
+
+def _peers(result: BenchResult) -> list[str]:
+    """Each peer once a shape: version, distance from the float64 product, and the kernels of one call."""
+    out = {}
+    for c in result.cells:
+        if c.peer:
+            kernels = ", ".join(f"`{short(k)}`" for k in c.peer.kernels) or c.peer.reason
+            where = f"{c.peer.name} N={c.n} K={c.k} M={c.m}"
+            out[where] = f"- {where}: {c.peer.version}; relative error {c.peer.rel_l2:.2e}; {kernels}"
+    return ["", "## Peers", "", "They read the unquantized BF16 weights.", "", *out.values()] if out else []
+
+
+def short(kernel: str) -> str:
+    """A kernel's name without its return type, template arguments and parameters."""
+    return re.split(r"[<(]", kernel.removeprefix("void "), maxsplit=1)[0].strip()
 
 
 def relative(r: Relative) -> str:

@@ -80,20 +80,28 @@ def _forecast(x: ExperimentResult, target: str) -> Table:
 
 
 def _timed(x: ExperimentResult) -> Table:
-    t = table("variant", "role", ">M", "arm", "parity", ">SNR dB", ">MB", ">us", "ratio [95 %]", "", ">of ceiling")
+    base = x.comparisons[0].a if x.comparisons else "baseline"
+    t = table(*("variant", "role", ">M", "arm", "parity", ">SNR dB", ">us", f">of {base}", ">95 %", ">of ceiling"))
+    compared = {(k.b, k.layer, k.role, k.m): k for k in x.comparisons}
     for c in x.cells:
-        mine = next(
-            (k for k in x.comparisons if (k.b, k.role, k.layer, k.m) == (c.variant, c.role, c.layer, c.m)), None
-        )
-        share = "-" if c.time is None or c.time.share is None else f"{100 * c.time.share:.0f} % {c.time.bound_by}"
+        mine = compared.get((c.variant, c.layer, c.role, c.m))
         row(
             t,
-            *(c.variant, _role(c, x), c.m, c.arm, parity_word(c), _snr(c), megabytes(c.bytes)),
+            *(c.variant, _role(c, x), c.m, c.arm, parity_word(c), _snr(c)),
             number(c.time.median_us if c.time else None, 2),
-            *(_ratio(mine), "" if mine is None or mine.ratio is None else mine.verdict, share),
+            *_ratio(mine),
+            _share(c),
             style=_style(c),
         )
     return t
+
+
+def _share(c: Cell) -> str:
+    """Of the read rate, unless another ceiling is named."""
+    if c.time is None or c.time.share is None:
+        return "-"
+    by = "" if c.time.bound_by == "read" else f" {c.time.bound_by}"
+    return f"{100 * c.time.share:.0f} %{by}"
 
 
 def _role(c: Cell, x: ExperimentResult) -> str:
@@ -118,10 +126,14 @@ def _compiled(c: Cell) -> tuple[str, str]:
     return str(max(x.registers or 0 for x in known)), str(sum(x.spills or 0 for x in known))
 
 
-def _ratio(c: Comparison | None) -> str:
+def _ratio(c: Comparison | None) -> tuple[str, str]:
     if c is None or c.ratio is None or c.ci95 is None:
-        return "-"
-    return f"{c.ratio:.3f} [{c.ci95[0]:.3f}, {c.ci95[1]:.3f}]"
+        return "-", "-"
+    return f"{c.ratio:.3f}", interval(c.ci95)
+
+
+def interval(ci95: tuple[float, float]) -> str:
+    return f"{ci95[0]:.3f}-{ci95[1]:.3f}"
 
 
 def _launches_without_report(x: ExperimentResult, console: Console) -> None:
@@ -150,9 +162,9 @@ def _memory(x: ExperimentResult) -> Table:
 def _comparisons(comparisons: Iterable[Comparison], console: Console, *, totals: bool) -> None:
     whole = [c for c in comparisons if c.role is None and c.ratio is not None]
     if totals and whole:
-        t = table("all roles", ">M", "ratio [95 %]", "verdict", title="sum over roles and layers")
+        t = table("time over time", ">M", ">ratio", ">95 %", "verdict", title="sum over roles and layers")
         for c in whole:
-            row(t, f"{c.b} over {c.a}", c.m, _ratio(c), c.verdict)
+            row(t, f"{c.b} over {c.a}", c.m, *_ratio(c), c.verdict)
         console.print(t)
     same = [c for c in comparisons if c.role is not None and c.reason.startswith("same route")]
     for (a, b), group in groupby(same, key=lambda c: (c.a, c.b)):
@@ -183,6 +195,14 @@ def _proven(result: AbResult, x: ExperimentResult, console: Console) -> None:
         f"[bold]proven[/bold] {escape(where)}: {len(passed)} of {len(cells)} cells within the bound of their arithmetic"
         f" (parity is the worst error over its bound){sizes}"
     )
+    timed = [c for c in cells if c.time]
+    if timed:
+        blocks = min(len(c.time.blocks) for c in timed if c.time)
+        console.print(
+            f"[bold]measured[/bold] {escape(where)}: medians of {blocks} blocks in random order, weights rotated; "
+            f"the ceiling is the read rate measured in this run, or {escape(str(result.target.get('name')))}'s rate "
+            "of the math pipe that is named"
+        )
     for sentence in not_proven(result, x):
         console.print(f"[bold]not proven[/bold]: {escape(sentence)}")
     console.print(f"[bold]next[/bold]: {escape(next_command(result, x))}")
@@ -203,9 +223,10 @@ def not_proven(result: AbResult, x: ExperimentResult) -> list[str]:
 
 def next_command(result: AbResult, x: ExperimentResult) -> str:
     """What to run next, and why."""
+    file = f" -c {result.settings['file']}" if result.settings.get("how") == "-c" else ""
     failed = next((c for c in x.cells if c.status in ("failed", "crashed")), None)
     if failed:
-        return f"atlas-lab parity {failed.arm}    the same arm on awkward shapes"
+        return f"atlas-lab parity {failed.arm}{file}    the same arm on awkward shapes"
     if result.device.get("kind") == "interpreter":
-        return f"atlas-lab ab {x.name} --device cuda    on a machine with a GPU: the same, timed"
-    return f"atlas-lab plan -e {x.name}    why each arm was chosen, and what was refused"
+        return f"atlas-lab ab {x.name}{file} --device cuda    on a machine with a GPU: the same, timed"
+    return f"atlas-lab plan -e {x.name}{file}    why each arm was chosen, and what was refused"

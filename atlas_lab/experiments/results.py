@@ -171,6 +171,7 @@ class AbResult(Part):
     device: dict[str, Any] = {}
     target: dict[str, Any] = {}
     seed: int = 0
+    settings: dict[str, str] = {}
     experiments: list[ExperimentResult] = []
 
 

@@ -80,9 +80,11 @@ def _together(
         for c in cells:
             stack.callback(benches[c.variant].release)
         running = [_start(c, benches[c.variant], device, seed) for c in cells]
-        timed = [timing.rotate(r.name, r.bound, factor=0 if r.in_l2 else 4) for r in running]
-        for t in timed:
-            stack.callback(t.keep.close)
+        timed = []
+        for r in running:
+            timed.append(_clock(r, device))
+            if timed[-1].keep is not None:
+                stack.callback(timed[-1].keep.close)
         found = timing.measure(device, timed, rounds=ROUNDS, seed=seed)
         for r in running:
             _check_again(r, judges[r.cell.variant], device)
@@ -124,6 +126,18 @@ def rotated(bench: Bench, step: Step, l2: int) -> Iterator[dict[str, Buffer]]:
             copy[t.name] = bench.take(t, "rotation")
             bench.device.upload(copy[t.name], bench.device.download(original, "u8", (t.bytes,)))
         yield copy
+
+
+def _clock(r: Running, device: Device) -> timing.Timed:
+    """Rotated programs as a graph, or with the lever `graph` off launched one by one."""
+    if r.step.call.context.levers.graph:
+        return timing.rotate(r.name, r.bound, factor=0 if r.in_l2 else 4)
+
+    def launch() -> None:
+        for b in r.bound:
+            b.run()
+
+    return timing.Timed(r.name, launch, len(r.bound), getattr(device, "stream", None))
 
 
 def _check_again(r: Running, judge: Judge, device: Device) -> None:

@@ -79,7 +79,7 @@ def test_round_trip(tmp_path: Path):
 def test_keys_of_the_schema():
     data = json.loads(results.dumps(whole()))
     assert data["schema"] == "atlas-lab.ab/1"
-    assert set(data) == {"schema", "status", "tool", "machine", "device", "target", "seed", "experiments"}
+    assert set(data) == {"schema", "status", "tool", "machine", "device", "target", "seed", "settings", "experiments"}
     x = data["experiments"][0]
     assert {"name", "config", "variants", "cells", "comparisons"} <= set(x)
     assert set(x["variants"]["nvfp4"]["residency"]) == {"steady", "peak", "labels"}

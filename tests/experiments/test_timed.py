@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from atlas_lab.experiments import ab, compare, config, numbers, timed
-from atlas_lab.experiments.results import ExperimentResult
+from atlas_lab.experiments import ab, compare, config, numbers, report, timed
+from atlas_lab.experiments.results import AbResult, ExperimentResult
 from atlas_lab.experiments.session import Session, open_session
 from atlas_lab.experiments.settings import Said
 from atlas_lab.runtime import probe, timing
@@ -46,8 +49,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, device: Device) -> list[list[str]]:
 
     def rotate(name, programs, *, factor):
         assert factor == 4
-        for p in programs:
-            p.run()
+        programs[-1].run()
         assert len(programs) == timing.rotations(programs[0].program.persistent[0].bytes, device.target.l2)
         return SimpleNamespace(name=name, keep=SimpleNamespace(close=lambda: None))
 
@@ -84,6 +86,16 @@ def test_times_and_comparisons(opened: Opened, monkeypatch: pytest.MonkeyPatch):
     assert total["b", 3].ratio == pytest.approx(0.6, rel=0.02)
     assert total["b", 3].verdict == "faster"
     assert len(x.comparisons) == 2 * 2 * 3
+    console = Console(width=100, record=True, file=StringIO())
+    device_name = {"kind": "cuda", "name": "NVIDIA H200"}
+    report.print_ab(AbResult(status="complete", device=device_name, target={"name": "h200"}, experiments=[x]), console)
+    text = console.export_text()
+    assert "measured on NVIDIA H200: medians of 20 blocks" in " ".join(text.split())
+    rows = [line.split() for line in text.splitlines() if line.startswith(" b ") and "ffn.gate" in line]
+    ratio = next(c for c in x.comparisons if (c.b, c.role, c.m) == ("b", "ffn.gate", 1))
+    low, high = ratio.ci95
+    assert rows[0][8:10] == [f"{ratio.ratio:.3f}", f"{low:.3f}-{high:.3f}"]
+    assert max(map(len, text.splitlines())) <= 100
     bounds = {b.variant: (b.passed, b.where) for b in compare.bounds(session, x)}
     assert bounds["b"][0] is False
     assert bounds["c"][0] is True
@@ -111,6 +123,23 @@ def test_an_output_that_changed_while_timed_fails(opened: Opened, monkeypatch: p
     assert failed[0].time is None
     reason = next(c.reason for c in compare.comparisons(session, x, 0) if (c.b, c.m, c.role) == ("c", 1, None))
     assert reason == "c failed parity for layers.0.ffn.down M=1"
+
+
+def test_without_the_lever_graph_programs_are_launched(opened: Opened, monkeypatch: pytest.MonkeyPatch):
+    session, x, device, products = opened
+    clock(monkeypatch, device)
+    launched = []
+
+    def measure(device, timed, *, rounds, seed):
+        for t in timed:
+            t.replay()
+            launched.append((t.calls_per_replay, t.keep))
+        return SimpleNamespace(blocks=lambda name: np.full(rounds, 1e-6), starved=())
+
+    monkeypatch.setattr(timing, "measure", measure)
+    eager = replace(session, said=Said(sets={"graph": "off"}, device="interpreter"))
+    timed.run(eager, x, device, products, ab.silent)
+    assert launched == [(3, None)] * 12
 
 
 def test_rotated_weights_are_equal(opened: Opened, monkeypatch: pytest.MonkeyPatch):
