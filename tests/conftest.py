@@ -21,11 +21,22 @@ settings.load_profile("atlas-lab")
 MAY_SKIP = ("gpu", "peers")
 
 
+def _unexpected(report: Any, of: str, reason: object) -> None:
+    if report.skipped and os.environ.get("CI"):
+        report.outcome = "failed"
+        report.longrepr = f"{of}: skipped where CI is set: {reason}"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
     report: Any = yield
-    expected = hasattr(report, "wasxfail") or any(item.get_closest_marker(name) for name in MAY_SKIP)
-    if report.skipped and os.environ.get("CI") and not expected:
-        report.outcome = "failed"
-        report.longrepr = f"{item.nodeid}: skipped where CI is set: {call.excinfo.value}"
+    if not hasattr(report, "wasxfail") and not any(item.get_closest_marker(name) for name in MAY_SKIP):
+        _unexpected(report, item.nodeid, call.excinfo and call.excinfo.value)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report: Any = yield
+    _unexpected(report, collector.nodeid, report.longrepr[-1] if isinstance(report.longrepr, tuple) else "")
     return report

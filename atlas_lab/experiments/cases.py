@@ -186,16 +186,6 @@ def _levers(arm: Arm, base: Context, drawn: Sequence[Case]) -> Iterator[Case]:
                 yield flipped
 
 
-def telling_kernels(arm: Arm, base: Context) -> tuple[Kernel, ...]:
-    """The kernels of full-size programs at both ends of the arm's rows; where there are none, all it lists."""
-    roles = role_sets(arm)[0]
-    ms = (arm.rows.first, min(arm.rows.last, LARGEST_M["gpu"]))
-    family = [f for f in FORMATS.values() if arm.source in ("", f.family)][:1]
-    tried = [Case(arm.name, roles, m, n, k, f.name) for f in family for n, k in FULL for m in ms]
-    found = dict.fromkeys(kernel for case in tried for kernel in launched(case, arm, base))
-    return tuple(found) or tuple(arm.kernels)
-
-
 def none_drawn(
     arm: Arm, drawn: Sequence[Case], known: Mapping[str, Format] = FORMATS, target: Target = shipped_targets()[0]
 ) -> str:

@@ -28,7 +28,7 @@ from atlas_lab.experiments.case import (
     target_for,
     verdict_of,
 )
-from atlas_lab.experiments.cases import Budget, cases, none_drawn, refusal, teeth_case, telling_kernels
+from atlas_lab.experiments.cases import Budget, cases, none_drawn, refusal, teeth_case
 from atlas_lab.experiments.parity import ParityResult, guarded
 from atlas_lab.experiments.teeth import bite
 from atlas_lab.formats import FORMATS, Format, get
@@ -122,9 +122,8 @@ def _compile(check: Check, arm: Arm, base: Context) -> ParityResult:
     missing = compiler_missing()
     if missing is not None:
         return ParityResult(False, missing, skipped=True)
-    able = [k for k in (*telling_kernels(arm, base), *arm.kernels) if check.arch in architectures(k.needs)]
-    told = [k for k in able if k in telling_kernels(arm, base)] or able
-    problems = [p for kernel in dict.fromkeys(told) for p in check_kernel(kernel, check.arch)]
+    kernels = [k for k in dict.fromkeys(arm.kernels) if check.arch in architectures(k.needs)]
+    problems = [p for kernel in kernels for p in check_kernel(kernel, check.arch)]
     return ParityResult(not problems, "; ".join(problems))
 
 

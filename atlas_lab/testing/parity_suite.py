@@ -20,7 +20,8 @@ from atlas_lab.testing.options import device_of
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which arms: patterns (none: those of the plugins, or without any the built-in ones), plugins, and the folder that `./file.py` is relative to."""
+    """Which arms: patterns (none: those of the plugins, or without any the built-in ones), plugins, and the folder that
+    `./file.py` is relative to."""
 
     patterns: tuple[str, ...]
     plugins: tuple[str, ...]

@@ -203,7 +203,7 @@ DEFECTS: list[tuple[Arm, dict[str, str]]] = [
     (variant("launches_another", lower=lambda self, c: [Launch(OTHER, c.n, 32, self.arguments(c))]),
      {"parity": "PlanError: layers.0.ffn.gate/y: arm launches_another launches product(defect=one in many), which"}),
     (variant("lowers_wrongly", lower=lambda self, c: 1 // 0), {"parity": "ZeroDivisionError"}),
-    (with_kernel("computes_in_f64", doubles, rows=rows(1), reduction_class=None), {"compile": "uses 64-bit floating point"}),
+    (with_kernel("computes_in_f64", doubles, rows=rows(1), reduction_class=None), {"compile": "uses 64-bit float"}),
 ]  # fmt: skip
 
 

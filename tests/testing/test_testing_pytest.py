@@ -25,15 +25,14 @@ def stranger(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pyte
     return pytester
 
 
-def no_compiler(stranger: pytest.Pytester) -> None:
-    stranger.makeconftest(
-        "from atlas_lab.experiments import checks\n"
-        "checks.compiler_missing = lambda: 'the CUDA compiler cannot be loaded; install it with: pip install x'\n"
-    )
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "the CUDA compiler cannot be loaded; install it with: pip install x"
+    monkeypatch.setattr("atlas_lab.experiments.checks.compiler_missing", lambda: said)
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_the_example_passes_without_the_plugin(stranger: pytest.Pytester) -> None:
-    no_compiler(stranger)
     result = stranger.runpytest("test_mine.py", "-v", *FAST)
     result.assert_outcomes(passed=3, skipped=3, deselected=10)
     result.stdout.fnmatch_lines(
@@ -46,16 +45,16 @@ def test_the_example_passes_without_the_plugin(stranger: pytest.Pytester) -> Non
     )
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_a_missing_compiler_is_a_skip_with_its_reason(stranger: pytest.Pytester) -> None:
-    no_compiler(stranger)
     result = stranger.runpytest(*WITH_PLUGIN, "test_mine.py", "-q", "-k", "compile")
     result.assert_outcomes(skipped=3, deselected=13)
     result.stdout.fnmatch_lines(["SKIPPED [[]3]*the CUDA compiler cannot be loaded; install it with: pip install x"])
 
 
+@pytest.mark.usefixtures("no_compiler")
 def test_and_a_failure_in_ci(stranger: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
-    no_compiler(stranger)
     result = stranger.runpytest("test_mine.py", "-k", "compile")
     result.assert_outcomes(failed=3, deselected=13)
     result.stdout.fnmatch_lines(["*compile-sm_80: the CUDA compiler cannot be loaded; install it with: pip install x"])
