@@ -92,10 +92,11 @@ def cases(
     sets = role_sets(arm)
     out: list[Case] = []
     for i, f in enumerate(f for f in known.values() if arm.source in ("", f.family)):
-        drawn = [_drawn(_Drawer(arm, roles, f.name, base), budget, first=not out) for roles in sets]
-        out += _rotated(drawn) if not out else list(drawn[i % len(drawn)][:3])
+        first = not out
+        drawn = [_drawn(_Drawer(arm, roles, f.name, base), budget, first=first) for roles in sets]
+        out += _rotated(drawn) if first else list(drawn[i % len(drawn)][:3])
         if budget == "gpu":
-            out += _full_size(_Drawer(arm, sets[0], f.name, base))
+            out += _full_size(_Drawer(arm, sets[0], f.name, base), first=first)
     out += _levers(arm, base, out)
     return tuple({c.id: c for c in out}.values())
 
@@ -153,16 +154,19 @@ def _row_counts(arm: Arm, count: int, budget: Budget) -> list[int]:
     return [wanted[i] if i < len(wanted) else first for i in range(count)]
 
 
-def _full_size(d: _Drawer) -> list[Case]:
+def _full_size(d: _Drawer, *, first: bool) -> list[Case]:
+    """Shapes of a 27B model and ragged ones near them. The largest M goes with a small N: its reference is costly."""
     rows = d.arm.rows
     last = min(rows.last, LARGEST_M["gpu"])
-    inside = [m for m in (5, 16, 61, 333) if rows.first < m < last]
-    ms = dict.fromkeys((rows.first, *inside[:2], last))
-    out = [replace(d.case(n, k, m, "full size"), values="plain") for n, k in FULL for m in ms]
+    inside = [m for m in (16, 61, 333) if rows.first < m < last]
+    (n, k), (n_down, k_down) = FULL
+    out = [replace(d.case(n, k, rows.first, "full size"), values="plain")]
     ns, ks = _legal(d)
-    if ns:
-        n, k = _awkward(ns, 4096, 5120), _awkward(ks, 4096, 5130)
-        out += [d.case(n, k, m, "full size, ragged") for m in (rows.first, *inside)]
+    if first and ns:
+        out.append(replace(d.case(n_down, k_down, (inside or [last])[0], "full size"), values="plain"))
+        odd, odd_n = _awkward(ks, 4096, 5130), _awkward(ns, 4096, 5120)
+        out += [d.case(odd_n, odd, m, "full size, ragged") for m in (rows.first, *inside[1:])]
+        out.append(d.case(_first(ns, lambda n: n >= 1024), k, last, "largest M"))
     return [c for c in out if d.allows(c.n, c.k)]
 
 

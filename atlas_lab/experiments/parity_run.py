@@ -1,8 +1,8 @@
-"""All checks of arms by name, on whichever device: the engine of `atlas-lab parity` and of the test suite."""
+"""Arms by name, and their checks run on whichever device is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -59,12 +59,6 @@ class Runner:
                 self._isolated[check.arm] = {c.id: result for c, result in done}
             return self._isolated[check.arm][check.id]
         return run_check(check, self.registry.arm(check.arm), self._here, self._peers)
-
-    def run_all(self, patterns: Iterable[str]) -> Iterator[tuple[Check, ParityResult]]:
-        """Every check of the arms named, as it is done; raises PluginError as `arms_named`."""
-        for arm in arms_named(self.registry, patterns):
-            for check in self.checks(arm):
-                yield check, self.run(check)
 
     @cached_property
     def _peers(self) -> dict[str, Arm]:
