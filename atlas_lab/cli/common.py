@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from atlas_lab.core.levers import PREFIX
 from atlas_lab.core.registry import Registry
 from atlas_lab.experiments import config, settings
 from atlas_lab.experiments.config import Loaded
@@ -52,7 +53,8 @@ class Common:
 
     @functools.cached_property
     def said(self) -> Said:
-        return Said(settings.parse_sets(self.sets), self.plugins, self.device, dict(os.environ))
+        environment = {k: v for k, v in os.environ.items() if k.startswith(PREFIX)}
+        return Said(settings.parse_sets(self.sets), self.plugins, self.device, environment)
 
     def load(self) -> Loaded:
         """The settings file, named by the first line printed."""
