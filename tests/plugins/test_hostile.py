@@ -48,7 +48,7 @@ def test_on_the_interpreter(misdeed: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("misdeed", "words"),
     [
-        ("write", "illegal"),
+        ("write", "ILLEGAL_ADDRESS"),
         ("guard", "byte 1 after its end was overwritten"),
         ("spin", "it had not ended after 20 seconds"),
         ("abort", "died of SIGABRT"),
