@@ -6,7 +6,9 @@ shape and offsets), and the data, which the tensors cover without gap or overlap
 
 from __future__ import annotations
 
+import io
 import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from atlas_lab.checkpoint.json_object import CheckpointError, brief, is_integer, is_text, is_text_map, parse_object
+from atlas_lab.checkpoint.sliced import Slice
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.formats.dtypes import BY_SAFETENSORS, dtype
 
@@ -59,10 +62,55 @@ class SafetensorsFile:
         if begin == end:
             return np.empty(tensor.shape, host)
         if self._map is None:
-            self._map = _map(self.path, self.data_start + max(last for _, last in self.header.offsets.values()))
+            self._map = _map(self.path, self._size)
         values = np.frombuffer(self._map, host, tensor.elements, begin).reshape(tensor.shape)
         # Some writers do not pad the header to 8 bytes, which moves every tensor off its alignment.
         return values if values.flags.aligned else values.copy()
+
+    def read_part(self, part: Slice) -> np.ndarray:
+        """The values of a part of one tensor, in memory of their own: exactly its bytes are read from the file, those
+        of a column range row by row.
+
+        Raises KeyError for an unknown name, CheckpointError for a part that the tensor has not, and where the file
+        has shrunk or gone since it was opened.
+        """
+        tensor = self.tensors[part.base]
+        shape = part.shape(tensor.shape)
+        if shape is None:
+            raise CheckpointError(f"{self.path}: {part}: found a part outside the {list(tensor.shape)} of its tensor")
+        element = dtype(tensor.dtype)
+        values = np.empty(shape, element.numpy)
+        target = values.reshape(-1).view(np.uint8).data
+        begin = self.data_start + self.header.offsets[part.base][0]
+        try:
+            with open_raw(self.path) as file:
+                _same_size(self.path, os.fstat(file.fileno()).st_size, self._size)
+                at = 0
+                for first, count in part.runs(tensor.shape):
+                    end = at + count * element.bytes
+                    _fill(file, begin + first * element.bytes, target[at:end], self.path)
+                    at = end
+        except OSError as e:
+            raise CheckpointError(f"{self.path}: cannot be read ({e.strerror})") from None
+        return values
+
+    @property
+    def _size(self) -> int:
+        return self.data_start + max((last for _, last in self.header.offsets.values()), default=0)
+
+
+def open_raw(path: Path) -> io.FileIO:
+    """A file whose reads are those asked for, no more."""
+    return io.FileIO(path)
+
+
+def _fill(file: io.FileIO, at: int, target: memoryview, path: Path) -> None:
+    file.seek(at)
+    while target:
+        count = file.readinto(target)
+        if not count:
+            raise CheckpointError(f"{path}: found its end at {file.tell()} bytes, expected {len(target)} more")
+        target = target[count:]
 
 
 def open_file(path: Path) -> SafetensorsFile:
@@ -172,9 +220,12 @@ def _map(path: Path, size: int) -> mmap.mmap:
     """The file, which had `size` bytes when it was opened; touching a page beyond its end would kill the process."""
     try:
         with path.open("rb") as file:
-            found = file.seek(0, 2)
-            if found != size:
-                raise CheckpointError(f"{path}: found {found} bytes, expected the {size} it had when it was opened")
+            _same_size(path, file.seek(0, 2), size)
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except OSError as e:
         raise CheckpointError(f"{path}: cannot be read ({e.strerror})") from None
+
+
+def _same_size(path: Path, found: int, size: int) -> None:
+    if found != size:
+        raise CheckpointError(f"{path}: found {found} bytes, expected the {size} it had when it was opened")

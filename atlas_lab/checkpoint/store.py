@@ -14,6 +14,7 @@ import numpy as np
 
 from atlas_lab.checkpoint.json_object import CheckpointError, brief, is_text_map, parse_object, read_bytes
 from atlas_lab.checkpoint.safetensors import SafetensorsFile, open_file
+from atlas_lab.checkpoint.sliced import Slice
 from atlas_lab.core.tensor import Tensor
 
 SINGLE = "model.safetensors"
@@ -66,8 +67,12 @@ class Store:
 
     def read(self, name: str) -> np.ndarray:
         """The values of one tensor (ml_dtypes for bf16, e4m3, e5m2), a read-only view of the file that costs what is
-        touched of it; raises CheckpointError for a name the checkpoint has not."""
+        touched of it; of a part of one (`NAME[0:64]`), an array of their own and exactly those bytes read. Raises
+        CheckpointError for a name the checkpoint has not."""
         if name not in self._file_of:
+            part = Slice.parse(name)
+            if part and part.base in self._file_of:
+                return self._file_of[part.base].read_part(part)
             near = get_close_matches(name, self.tensors, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise CheckpointError(f"{self.path}: {name}: missing, expected one of {len(self.tensors)} tensors{hint}")
