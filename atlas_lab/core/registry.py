@@ -26,8 +26,8 @@ from atlas_lab.core.context import Context
 from atlas_lab.core.levers import nearest
 from atlas_lab.core.numbers import Accuracy, Exact, ReductionClass, Rounded
 from atlas_lab.core.projection import Site
-from atlas_lab.core.resolve import Entry, resolve
-from atlas_lab.core.route import Route
+from atlas_lab.core.resolve import Entry, resolve, resolve_all
+from atlas_lab.core.route import Gap, Route
 from atlas_lab.core.rows import Rows
 from atlas_lab.core.target import Target
 from atlas_lab.formats.base import Format
@@ -90,6 +90,12 @@ class Registry:
     def resolve(self, site: Site, context: Context) -> Route:
         """`resolve` over everything installed."""
         return resolve(site, context, self.entries)
+
+    def resolve_all(
+        self, sites: Iterable[Site], context: Context, *, gaps: list[Gap] | None = None
+    ) -> tuple[Route, ...]:
+        """`resolve_all` over everything installed."""
+        return resolve_all(sites, context, self.entries, gaps=gaps)
 
 
 def load_registry(

@@ -17,10 +17,34 @@ class RouteError(ValueError):
     """A site that cannot be served as asked; one sentence."""
 
 
+class GapError(RouteError):
+    """Rows that no arm serves; `route` is what is left of the route without them."""
+
+    def __init__(self, route: Route, gaps: tuple[Gap, ...]) -> None:
+        super().__init__(str(gaps[0]))
+        self.route, self.gaps = route, gaps
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Rows of a projection that no arm serves; `reason` is what every arm that names its role had to say."""
+
+    layer: int
+    role: str
+    rows: Rows
+    format: str
+    reason: str
+
+    def __str__(self) -> str:
+        label = f"layers.{self.layer}.{self.role}"
+        return f"{label}: no arm serves M {self.rows} of its {self.format} weight ({self.reason})"
+
+
 @dataclass(frozen=True)
 class Considered:
     """One arm's verdict on one projection (or group): `roles` it would serve, `rank` its place in the order,
-    `origin` what put it there ("" for arms that nothing named and that run only where something does)."""
+    `origin` what put it there ("" for arms that nothing named and that run only where something does), and
+    `declarations` what it would read and build."""
 
     arm: str
     roles: tuple[str, ...]
@@ -28,6 +52,7 @@ class Considered:
     rows: Rows
     rank: int
     origin: str
+    declarations: tuple[Declaration, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def plan_variant(
     name: str, weights: str, sites: Sequence[Site], context: Context, rows: Sequence[int], registry: Registry
 ) -> VariantPlan:
     """Routes, load plan and programs of a variant over `sites`; raises RouteError, PlanError, LaunchError."""
-    routes = tuple(registry.resolve(site, context) for site in sites)
+    routes = registry.resolve_all(sites, context)
     steps = []
     for r in routes:
         found = [s for m in rows for s in _steps(r, m, context, registry)]
