@@ -22,7 +22,7 @@ python3 -m pip install -q --no-index --no-deps --no-build-isolation --no-compile
 command="${1:?test, python, or a verb of atlas-lab}"
 shift
 case "$command" in
-test) python3 -m pytest -q -p no:cacheprovider --device=cuda "$@" ;;
+test) python3 -m pytest -q -p no:cacheprovider -p no:benchmark --device=cuda --dist loadgroup "$@" ;;
 python) python3 "$@" ;;
 *) python3 -m atlas_lab "$command" "$@" --json "$OUT/$command.json" ;;
 esac

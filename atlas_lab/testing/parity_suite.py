@@ -53,7 +53,9 @@ class ParitySuite:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         trials = _trials(type(self).wanted(metafunc.config), device_of(metafunc.config))
-        metafunc.parametrize("trial", trials, ids=[t.id for t in trials])
+        # an arm's checks share child processes on a GPU: `--dist loadgroup` keeps them in one worker
+        grouped = metafunc.config.pluginmanager.hasplugin("xdist")
+        metafunc.parametrize("trial", [pytest.param(t, id=t.id, marks=_group(t) if grouped else ()) for t in trials])
 
     def test_arm(self, trial: Trial, record_property: Callable[[str, object], None]) -> None:
         found = trial.result()
@@ -77,6 +79,10 @@ def parity_suite(name_or_pattern: str, plugin: str | None = None) -> type:
 def suite_of(wanted: Callable[[pytest.Config], Wanted]) -> type:
     """A test class for what the options of a run say."""
     return type("ParitySuite", (ParitySuite,), {"wanted": staticmethod(wanted), "__doc__": ParitySuite.__doc__})
+
+
+def _group(trial: Trial) -> pytest.MarkDecorator:
+    return pytest.mark.xdist_group(trial.check.arm if trial.check else trial.id)
 
 
 @cache

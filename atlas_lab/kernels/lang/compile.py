@@ -152,6 +152,7 @@ def _link(kernel: Kernel, arch: str, ltoir: bytes, kind: str, max_registers: int
         ptx=kind == "ptx" or None,
         max_register_count=max_registers,
         ptxas_options=["-v"],
+        no_cache=True,  # a hit in its cache has no report
     )
     linker = None
     try:
