@@ -14,7 +14,11 @@ SERVED = (Rows(1, 16384),)
 
 @dataclass(frozen=True)
 class ModelDims:
-    """Model dimensions that decisions and residency need. `attention_layers` hold KV caches."""
+    """Model dimensions that decisions and residency need; of one rank, where a model is cut for several.
+
+    `attention_layers` hold KV caches. `kv_width` is the elements of K that one token adds over all layers, where they
+    differ; 0 where all have `kv_heads` of `head_dim`. `activation` is that of the gated FFN: `silu` or `gelu_tanh`.
+    """
 
     family: str
     hidden: int
@@ -23,10 +27,12 @@ class ModelDims:
     attention_layers: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    kv_width: int = 0
+    activation: str = "silu"
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of K and V one token adds over all attention layers."""
-        return 2 * self.attention_layers * self.kv_heads * self.head_dim * element_bytes
+        return 2 * (self.kv_width or self.attention_layers * self.kv_heads * self.head_dim) * element_bytes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call, Epilogue, Operand, weights_of
 from atlas_lab.core.context import Context
 from atlas_lab.core.launch import Launch, Program
-from atlas_lab.core.projection import Projection
+from atlas_lab.core.projection import Projection, label_of
 from atlas_lab.core.route import Assignment
 from atlas_lab.core.tensor import Tensor
 
@@ -28,7 +28,7 @@ def projection_call(
 ) -> Call:
     """The call an assignment's arm is handed for `m` rows: x is BF16 `[m, K]`, y BF16 `[m, N]`, N summed over a
     group. Ports are named `x` and `y` after the projections."""
-    label = f"layers.{projections[0].layer}." + "+".join(p.role for p in projections)
+    label = label_of(projections[0].layer, *(p.role for p in projections))
     n, k = sum(p.n for p in projections), projections[0].k
     return Call(
         roles=assignment.roles,

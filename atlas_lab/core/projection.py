@@ -9,6 +9,13 @@ from types import MappingProxyType
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.formats.base import Geometry
 
+HEAD = "lm_head"  # the one projection of no layer: it is filed under the number after the last layer's
+
+
+def label_of(layer: int, *roles: str) -> str:
+    """`layers.0.ffn.gate+ffn.up`; of the output head its role alone."""
+    return HEAD if roles == (HEAD,) else f"layers.{layer}." + "+".join(roles)
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -49,7 +56,7 @@ class WeightSource:
 
 @dataclass(frozen=True)
 class Projection:
-    """`y[M, N] = x[M, K] · W[N, K]ᵀ`. `role` is `ffn.gate`, `attn.q`, `gdn.out` …"""
+    """`y[M, N] = x[M, K] · W[N, K]ᵀ`. `role` is `ffn.gate`, `attn.q`, `gdn.out`, `lm_head` …"""
 
     layer: int
     role: str
@@ -63,7 +70,7 @@ class Projection:
 
     @property
     def label(self) -> str:
-        return f"layers.{self.layer}.{self.role}"
+        return label_of(self.layer, self.role)
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class Site:
 
     @property
     def label(self) -> str:
-        return f"layers.{self.layer}." + "+".join(self.roles)
+        return label_of(self.layer, *self.roles)
 
     def __getitem__(self, role: str) -> Projection:
         for p in self.projections:
