@@ -229,9 +229,7 @@ class Accesses:
         else:
             m.sync[at] = passed
 
-    def update(
-        self, p: Pointer, index: int, unit: Scalar, change: Callable[[Any], Any], order: str = "relaxed"
-    ) -> Any:
+    def update(self, p: Pointer, index: int, unit: Scalar, change: Callable[[Any], Any], order: str = "relaxed") -> Any:
         form = layout(unit, 1)
         at = self._locate_write(p, index, form.width)
         m: Memory = p.buffer

@@ -29,9 +29,7 @@ class Block:
         dim = scheduler.block
         count = dim.x * dim.y * dim.z
         self.clocks = Clocks(serial, count)
-        self.threads = [
-            SimThread(self, t, (t % dim.x, t // dim.x % dim.y, t // (dim.x * dim.y))) for t in range(count)
-        ]
+        self.threads = [SimThread(self, t, (t % dim.x, t // dim.x % dim.y, t // (dim.x * dim.y))) for t in range(count)]
         self.warps = [Warp(self, w, self.threads[w * 32 : w * 32 + 32]) for w in range(-(-count // 32))]
         for t in self.threads:
             t.warp_state = self.warps[t.warp]

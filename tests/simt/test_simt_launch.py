@@ -130,9 +130,7 @@ def test_a_wait_may_be_any_condition():
         word = p.buffer
         thread.block_on(Poll("word", i, lambda: word.array("u32")[i] == v, f"wait for word {i} of {word}"))
 
-    wait_word = L.intrinsic(
-        "wait_word", (L.Ptr(), L.i32), ptx="// $0 $1", numpy=wait, effect="synchronises"
-    )
+    wait_word = L.intrinsic("wait_word", (L.Ptr(), L.i32), ptx="// $0 $1", numpy=wait, effect="synchronises")
 
     @L.kernel
     def relay(y: L.InOut[L.u32], z: L.Out[L.u32]):
