@@ -86,7 +86,7 @@ def copier(rows: int, row_bytes: int, threads: int, vector: int, swizzle: Swizzl
 
     @L.device
     def copy_plain(dst, src, mine, row_count, pitch, first_byte, piece):
-        at, to, row, col = mine
+        at, _, row, col = mine
         if piece == 0:
             for s in range(row, rows, stride):
                 value = L.u32(0)
