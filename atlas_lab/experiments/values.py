@@ -16,6 +16,7 @@ from atlas_lab.formats.dtypes import dtype
 SIGMA = 0.02
 GROUP = 16  # neighbours in K that share a magnitude, as block scales do
 FAR = 2.0**100  # products stay near 1 where one factor is this large and the other this small
+LARGEST = 64 * SIGMA  # above any normal value that is drawn
 
 
 def _generator(case: Case, what: str) -> np.random.Generator:
@@ -23,11 +24,16 @@ def _generator(case: Case, what: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little"))
 
 
+def _far(case: Case) -> float:
+    return float(min(FAR, 2.0 ** np.floor(np.log2(get(case.format).largest / LARGEST))))
+
+
 def weights(case: Case, role: str) -> np.ndarray:
     """float32 `[N, K]` of BF16 values.
 
     `heavy`: magnitudes that differ by 2^12 between groups of K, one in 64 values 4 to 32 times as large, zeros of both
-    signs, and from N = 3 on a row of zeros. `plain`: normal. `huge` and `tiny`: normal, times or over 2^100.
+    signs, and from N = 3 on a row of zeros. `plain`: normal. `huge` and `tiny`: normal, times or over 2^100, or what
+    the format has room for.
     """
     rng = _generator(case, role)
     w = rng.standard_normal((case.n, case.k), np.float32) * np.float32(SIGMA)
@@ -40,7 +46,7 @@ def weights(case: Case, role: str) -> np.ndarray:
         w[rng.random(w.shape) < 1 / 64] = 0.0
         if case.n > 2:
             w[case.n // 2] = 0
-    w *= np.float32({"huge": FAR, "tiny": 1 / FAR}.get(case.values, 1))
+    w *= np.float32({"huge": _far(case), "tiny": 1 / _far(case)}.get(case.values, 1))
     return w.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
@@ -55,7 +61,7 @@ def activations(case: Case, m: int | None = None) -> np.ndarray:
         if case.values == "heavy":
             made[i] *= np.where(rng.random(case.k) < 1 / 32, rng.uniform(8, 64, case.k), 1).astype(np.float32)
             made[i] *= i != 2
-    made *= np.float32({"huge": 1 / FAR, "tiny": FAR}.get(case.values, 1))
+    made *= np.float32({"huge": 1 / _far(case), "tiny": _far(case)}.get(case.values, 1))
     return made.astype(ml_dtypes.bfloat16)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from atlas_lab.formats import bf16, fp8, nvfp4
+from atlas_lab.formats import bf16, block_nvfp4, fp8, nvfp4, q2_0, q4_k, q6_k, q8_0
 from atlas_lab.formats.base import (
     BLOCK_128,
     GROUP_16,
@@ -19,7 +19,8 @@ from atlas_lab.formats.base import (
     Tensors,
 )
 
-FORMATS: dict[str, Format] = {f.name: f for f in (*bf16.FORMATS, *fp8.FORMATS, *nvfp4.FORMATS)}
+_MODULES = (bf16, fp8, nvfp4, q8_0, q4_k, q6_k, q2_0, block_nvfp4)
+FORMATS: dict[str, Format] = {f.name: f for module in _MODULES for f in module.FORMATS}
 
 
 def get(name: str) -> Format:

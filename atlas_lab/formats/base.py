@@ -27,8 +27,9 @@ class Spec(NamedTuple):
 class Geometry:
     """How scales cover a weight `[N, K]`.
 
-    `kind` is `none`, `tensor` (one scale), `row` (one a row), `block` (a grid of `rows x cols` tiles) or
-    `group` (one for `cols` consecutive K of a row, under one scale for the whole tensor). For two-level
+    `kind` is `none`, `tensor` (one scale), `row` (one a row), `block` (a grid of `rows x cols` tiles),
+    `group` (one for `cols` consecutive K of a row, under one scale for the whole tensor) or `packed` (one for
+    `group` consecutive K, stored with its codes: a row is a sequence of blocks of `cols` weights). For two-level
     groups `reciprocal` says that the tensor scale is stored as a divisor (compressed-tensors) and not as
     a multiplier (ModelOpt).
     """
@@ -37,12 +38,15 @@ class Geometry:
     rows: int = 0
     cols: int = 0
     reciprocal: bool = False
+    group: int = 0
 
     def __str__(self) -> str:
         if self.kind == "block":
             return f"block({self.rows},{self.cols})"
         if self.kind == "group":
             return f"group({self.cols}), {'reciprocal' if self.reciprocal else 'direct'} tensor scale"
+        if self.kind == "packed":
+            return f"group({self.group})" + (f" in blocks of {self.cols}" if self.cols != self.group else "")
         return self.kind
 
 
@@ -58,13 +62,15 @@ class Format(ABC):
     """One way of storing a weight `[N, K]`.
 
     `name` is how YAML and the command line spell it (`nvfp4`, `fp8_row`), `family` what arms start from
-    (`nvfp4`, `fp8`, `bf16`), `geometry` where its scales are. Tensors are named by field (`weight`,
-    `scale`, `global_scale`); the names in a checkpoint belong to `checkpoint/`.
+    (`nvfp4`, `fp8`, `bf16`), `geometry` where its scales are, `largest` a magnitude up to which `quantize`
+    takes weights. Tensors are named by field (`weight`, `scale`, `global_scale`; `blocks` where scales and
+    codes are stored together); the names in a checkpoint belong to `checkpoint/`.
     """
 
     name: str
     family: str
     geometry: Geometry
+    largest: float = 2.0**127
 
     @abstractmethod
     def tensors(self, n: int, k: int) -> dict[str, Spec]:

@@ -117,7 +117,7 @@ def test_weights_that_leave_open_what_they_are(declarations: tuple[Derived, ...]
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("values", ["heavy", "plain", "huge", "tiny"])
 def test_every_format_stores_every_kind_of_value_and_is_reproduced(fmt: str, values: str) -> None:
-    case = Case("a", ("ffn.gate", "ffn.up"), 5, 7, 48, fmt, values=values)
+    case = Case("a", ("ffn.gate", "ffn.up"), 5, 7, 256, fmt, values=values)
     stored = Stored(case, site_of(case))
     again = Stored(case, site_of(case))
     assert all(oracle.same_bits(a, again.arrays[name]) for name, a in stored.arrays.items())
