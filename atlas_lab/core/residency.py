@@ -3,162 +3,116 @@ the loader."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from atlas_lab.core.context import Context
-from atlas_lab.core.declare import Bind, Derived
-from atlas_lab.core.projection import WeightSource
+from atlas_lab.core.declare import Bind, Declaration, Derived
+from atlas_lab.core.loadplan import (
+    Alloc,
+    Build,
+    Check,
+    Free,
+    LoadPlan,
+    Pruned,
+    Report,
+    Row,
+    Step,
+    Upload,
+    rows_of,
+)
 from atlas_lab.core.route import Route, RouteError
 from atlas_lab.core.tensor import Tensor, round_up
 from atlas_lab.formats.dtypes import dtype
 
 
-@dataclass(frozen=True)
-class Check:
-    """Check the values of a stored weight on the host, before any device allocation."""
-
-    weight: WeightSource
-    label: str
-
-
-@dataclass(frozen=True)
-class Alloc:
-    """Take a device buffer of `bytes`, already rounded. `label` groups rows of the ledger, `owner` is the layer's
-    projection that first needed it."""
-
-    buffer: str
-    bytes: int
-    label: str
-    owner: str
-
-
-@dataclass(frozen=True)
-class Upload:
-    """Copy a stored tensor into its buffer."""
-
-    tensor: Tensor
-
-
-@dataclass(frozen=True)
-class Build:
-    """Build a derived weight and copy its tensors into their buffers."""
-
-    derived: Derived
-    owner: str
-
-
-@dataclass(frozen=True)
-class Free:
-    """Give a buffer back."""
-
-    buffer: str
-
-
-Step = Check | Alloc | Upload | Build | Free
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a ledger: bytes and count of the live buffers that share a label."""
-
-    label: str
-    bytes: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Pruned:
-    """A stored tensor that no route binds: never uploaded, or not kept."""
-
-    tensor: Tensor
-    reason: str
-
-
-@dataclass(frozen=True)
-class LoadPlan:
-    """Steps in order. The forecast folds them, the loader executes them; sizes are rounded to 256 bytes in both."""
-
-    steps: tuple[Step, ...]
-    pruned: tuple[Pruned, ...] = ()
-
-    @property
-    def steady(self) -> int:
-        """Bytes held after the last step."""
-        return sum(r.bytes for r in self.ledger())
-
-    @property
-    def peak(self) -> int:
-        """Most bytes held at any time."""
-        held = most = 0
-        sizes: dict[str, int] = {}
-        for s in self.steps:
-            if isinstance(s, Alloc):
-                sizes[s.buffer] = s.bytes
-                held += s.bytes
-                most = max(most, held)
-            elif isinstance(s, Free):
-                held -= sizes.pop(s.buffer)
-        return most
-
-    def ledger(self) -> tuple[Row, ...]:
-        """Rows by label of what stays, largest first."""
-        live: dict[str, Alloc] = {}
-        for s in self.steps:
-            if isinstance(s, Alloc):
-                live[s.buffer] = s
-            elif isinstance(s, Free):
-                del live[s.buffer]
-        return rows_of((a.label, a.bytes) for a in live.values())
-
-    @property
-    def reads(self) -> int:
-        """Bytes read from the checkpoint."""
-        tensors = {t.name: t for s in self.steps if isinstance(s, Check) for t in s.weight.tensors.values()}
-        return sum(t.bytes for t in tensors.values())
-
-
-def rows_of(entries: Iterable[tuple[str, int]]) -> tuple[Row, ...]:
-    """Ledger rows of (label, bytes) pairs, largest first."""
-    totals: dict[str, tuple[int, int]] = {}
-    for label, size in entries:
-        held, count = totals.get(label, (0, 0))
-        totals[label] = (held + size, count + 1)
-    return tuple(sorted((Row(k, b, c) for k, (b, c) in totals.items()), key=lambda r: (-r.bytes, r.label)))
+def held_bytes(declarations: Iterable[Declaration]) -> dict[str, int]:
+    """Bytes of every buffer that these declarations keep, unrounded: parts count as their whole, views as far as
+    they reach."""
+    out: dict[str, int] = {}
+    for d in declarations:
+        for t in (d if isinstance(d, Bind) else d.whole).tensors.values():
+            out[t.name] = max(out.get(t.name, 0), t.offset + t.bytes)
+    return out
 
 
 @dataclass
 class _Planner:
-    steps: list[Step] = field(default_factory=list)
-    known: set[str] = field(default_factory=set)
-    built: set[object] = field(default_factory=set)
+    """`sizes` are the bytes of stored tensors' buffers, `bound` the names of those that stay, `resident` what is
+    there already."""
 
-    def alloc(self, t: Tensor, label: str, owner: str) -> bool:
-        if t.name in self.known:
-            return False
-        self.known.add(t.name)
-        self.steps.append(Alloc(t.name, round_up(t.bytes), label, owner))
-        return True
+    sizes: dict[str, int]
+    bound: set[str]
+    resident: set[str] = field(default_factory=set)
+    steps: list[Step] = field(default_factory=list)
+    uploaded: set[Tensor] = field(default_factory=set)
+    built: set[object] = field(default_factory=set)
+    staged: dict[str, str] = field(default_factory=dict)
+
+    def alloc(self, name: str, size: int, label: str, owner: str) -> None:
+        if name not in self.resident:
+            self.resident.add(name)
+            self.steps.append(Alloc(name, round_up(size), label, owner))
+
+    def upload(self, t: Tensor, label: str, owner: str) -> None:
+        if t.name in self.resident and t.name not in self.sizes:
+            return  # loaded before this plan
+        self.alloc(t.name, self.sizes[t.name], label, owner)
+        if t not in self.uploaded:
+            self.uploaded.add(t)
+            self.steps.append(Upload(t))
 
     def bind(self, d: Bind, owner: str) -> None:
         for t in d.tensors.values():
-            if self.alloc(t, f"checkpoint {d.source.format}", owner):
-                self.steps.append(Upload(t))
+            self.upload(t, f"checkpoint {d.source.format}", owner)
 
-    def derive(self, d: Derived, owner: str) -> None:
-        if d.identity in self.built:
-            return
-        self.built.add(d.identity)
-        for t in d.tensors.values():
-            self.alloc(t, f"derived {d.label}", owner)
-        self.steps.append(Build(d, owner))
+    def derive(self, declared: Sequence[tuple[Derived, str]]) -> None:
+        """Build each of these once. What is on the device for them alone is freed after the last of them."""
+        todo: dict[object, tuple[Derived, str]] = {}
+        for d, owner in declared:
+            if d.identity not in self.built:
+                todo.setdefault(d.identity, (d, owner))
+        uses = Counter(name for d, _ in todo.values() for name in set(_staged(d)) - self.bound)
+        for identity, (d, owner) in todo.items():
+            self.built.add(identity)
+            for w in d.weights if d.device is not None else ():
+                for t in w.tensors.values():
+                    kind = "checkpoint" if t.name in self.bound else "staged"
+                    self.upload(t, f"{kind} {w.format}", owner)
+            for t in d.tensors.values():
+                self.alloc(t.name, t.bytes, f"derived {d.label}", owner)
+            self.steps.append(Build(d, owner))
+            for name in dict.fromkeys(n for n in _staged(d) if n not in self.bound):
+                uses[name] -= 1
+                if not uses[name]:
+                    self.free(name, f"{d.label} of {owner}")
+
+    def free(self, name: str, after: str) -> None:
+        self.resident.remove(name)
+        self.uploaded = {t for t in self.uploaded if t.name != name}
+        self.staged[name] = after
+        self.steps.append(Free(name))
+
+
+def _staged(d: Derived) -> Iterator[str]:
+    """Names of the stored tensors that a device build reads."""
+    if d.device is not None:
+        yield from (t.name for w in d.weights for t in w.tensors.values())
+
+
+def _stored_bytes(declarations: Iterable[Declaration]) -> dict[str, int]:
+    """Bytes of the buffers of the stored tensors that are ever on the device for these."""
+    binds = [Bind(w) for d in declarations if isinstance(d, Derived) and d.device is not None for w in d.weights]
+    return held_bytes([*(d for d in declarations if isinstance(d, Bind)), *binds])
 
 
 def _agree(routes: Sequence[Route]) -> None:
     known: dict[str, tuple[object, Tensor, str]] = {}
     for r in routes:
         for a in r.assignments:
-            for d in (d for d in a.declarations if isinstance(d, Derived)):
+            for d in (d.whole for d in a.declarations if isinstance(d, Derived)):
                 for t in d.tensors.values():
                     identity, tensor, arm = known.setdefault(t.name, (d.identity, t, a.arm))
                     if (identity, tensor) != (d.identity, t):
@@ -171,29 +125,56 @@ def _agree(routes: Sequence[Route]) -> None:
 def load_plan(routes: Sequence[Route]) -> LoadPlan:
     """The plan that makes every tensor the routes bind resident, and nothing else.
 
-    All values are checked before the first allocation; then, layer by layer, tensors bound in place are uploaded and
-    derived ones built. Derived weights are built on the host from the file, so a stored tensor that no route binds
-    never reaches the device: it is listed in `pruned`. Raises RouteError where two arms declare different tensors or
-    sources under one name.
+    All values are checked before the first allocation; then, layer by layer, derived tensors are built and tensors
+    bound in place uploaded. A stored tensor that no route binds is on the device at most for the builds of its layer
+    that need it there, and freed after the last of them; it is listed in `pruned`. Raises RouteError where two arms
+    declare different tensors or sources under one name.
     """
     _agree(routes)
-    plan = _Planner()
+    declared = [d for r in routes for d in r.declarations]
+    bound = {t.name for d in declared if isinstance(d, Bind) for t in d.tensors.values()}
+    plan = _Planner(_stored_bytes(declared), bound)
     weights = {p.label: p.weight for r in routes for p in r.site.projections}
     plan.steps += [Check(w, label) for label, w in weights.items()]
-    for r in sorted(routes, key=lambda r: r.site.layer):
-        for d in r.declarations:
+    for _, group in groupby(sorted(routes, key=lambda r: r.site.layer), key=lambda r: r.site.layer):
+        layer = [(d, r.site.label) for r in group for d in r.declarations]
+        # builds come first: what they need for a moment is gone when the rest is taken
+        plan.derive([(d.whole, owner) for d, owner in layer if isinstance(d, Derived)])
+        for d, owner in layer:
             if isinstance(d, Bind):
-                plan.bind(d, r.site.label)
-            else:
-                plan.derive(d, r.site.label)
-    pruned = []
+                plan.bind(d, owner)
+    return LoadPlan(tuple(plan.steps), tuple(_pruned(routes, plan)), _not_built(routes, plan))
+
+
+def derive_steps(d: Derived, resident: Collection[str]) -> tuple[Step, ...]:
+    """Steps that build one derived weight beside what is `resident` already (buffers by name), which stays."""
+    plan = _Planner({k: v for k, v in _stored_bytes([d]).items() if k not in resident}, set(resident), set(resident))
+    plan.derive([(d.whole, d.owner)])
+    return tuple(plan.steps)
+
+
+def _pruned(routes: Sequence[Route], plan: _Planner) -> Iterator[Pruned]:
     for r in routes:
         for p in r.site.projections:
             readers = ", ".join(dict.fromkeys(a.arm for a in r.of(p.role)))
             for t in p.weight.tensors.values():
-                if t.name not in plan.known:
-                    pruned.append(Pruned(t, f"{p.label} is served by {readers}, which reads no {t.name} in place"))
-    return LoadPlan(tuple(plan.steps), tuple(pruned))
+                if t.name not in plan.resident:
+                    after = f"; freed after the build of {plan.staged[t.name]}" if t.name in plan.staged else ""
+                    reason = f"{p.label} is served by {readers}, which reads no {t.name} in place{after}"
+                    yield Pruned(t, reason)
+
+
+def _not_built(routes: Sequence[Route], plan: _Planner) -> tuple[Row, ...]:
+    """Derived weights that eligible arms of the orders would read, and that no route does."""
+    spare = {
+        d.identity: d.whole
+        for r in routes
+        for c in r.considered
+        if c.verdict and c.rank >= 0
+        for d in c.declarations
+        if isinstance(d, Derived) and d.identity not in plan.built
+    }
+    return rows_of((f"derived {d.label}", round_up(t.bytes)) for d in spare.values() for t in d.tensors.values())
 
 
 def kv_tokens(context: Context, plan: LoadPlan) -> int:
@@ -203,3 +184,22 @@ def kv_tokens(context: Context, plan: LoadPlan) -> int:
     if per_token == 0 or free <= 0:
         return 0
     return free // (per_token * context.kv_page) * context.kv_page
+
+
+__all__ = [
+    "Alloc",
+    "Build",
+    "Check",
+    "Free",
+    "LoadPlan",
+    "Pruned",
+    "Report",
+    "Row",
+    "Step",
+    "Upload",
+    "derive_steps",
+    "held_bytes",
+    "kv_tokens",
+    "load_plan",
+    "rows_of",
+]

@@ -19,6 +19,10 @@ from atlas_lab.runtime.device import GUARD, PATTERN, POISON, Buffer, Device
 from atlas_lab.runtime.driver import call, core, missing_gpu
 from atlas_lab.runtime.errors import BindError, DeviceError
 from atlas_lab.runtime.launcher import LAUNCHERS, Launcher
+from atlas_lab.runtime.pinned import PinnedLane
+from atlas_lab.runtime.staging import Staged, Uploader
+
+STAGED_FROM = 32 << 20
 
 
 class CudaDevice(Device):
@@ -46,6 +50,7 @@ class CudaDevice(Device):
         self.launcher = launcher
         self._kernels: dict[tuple[Kernel, str], DeviceKernel] = {}
         self._last = "opening the device"
+        self._lane: PinnedLane | None = None
         self.frees = 0
 
     def bind(self, program: Program, buffers: Mapping[str, Buffer]) -> CudaBound:
@@ -81,6 +86,17 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         call(f"waiting for {self._last}", "cuStreamSynchronize", self.stream.handle)
 
+    def uploader(self, nbytes: int) -> Uploader:
+        """Through page-locked memory, which is taken once, from the size on where that pays."""
+        if nbytes < STAGED_FROM:
+            return super().uploader(nbytes)
+        if self._lane is None:
+            self._lane = PinnedLane(self)
+        return Staged(self._lane)
+
+    def attach(self) -> None:
+        self._core.set_current()
+
     def memory_info(self) -> tuple[int, int]:
         """Free and total bytes of the card."""
         free, total = call("asking for free memory", "cuMemGetInfo")
@@ -113,6 +129,8 @@ class CudaDevice(Device):
     def _give(self, buffer: Buffer) -> None:
         self.frees += 1
         base, buffer.memory = buffer.memory - self.guard, None
+        if self.guard:  # where errors are looked for, a use after this free is to read NaN
+            self._fill(base, POISON, round_up(buffer.bytes) + 2 * self.guard)
         self.synchronize()
         call(f"freeing buffer {buffer.name!r}", "cuMemFree", base)
 
@@ -140,7 +158,12 @@ class CudaDevice(Device):
             super().close()
         finally:
             self._kernels.clear()
-            self.stream.close()
+            lane, self._lane = self._lane, None
+            try:
+                if lane is not None:
+                    lane.close()
+            finally:
+                self.stream.close()
 
 
 class CudaBound(Bound):

@@ -17,6 +17,7 @@ from atlas_lab.core.tensor import round_up
 from atlas_lab.formats.dtypes import dtype as _dtype
 from atlas_lab.runtime.errors import DeviceError, GuardError
 from atlas_lab.runtime.ledger import Entry, Ledger
+from atlas_lab.runtime.staging import Direct, Uploader
 
 if TYPE_CHECKING:
     from atlas_lab.runtime.bind import Bound
@@ -55,7 +56,8 @@ class Buffer:
 class Device(ABC):
     """`name` is `interpreter` or `cuda`; `target` the card it is, or stands for; `ledger` what is allocated.
 
-    One thread and one stream: every method is called from the thread that opened it. A context manager.
+    One thread at a time and one stream: a thread other than the one that opened it calls `attach` first. A context
+    manager.
     """
 
     name: str
@@ -91,21 +93,29 @@ class Device(ABC):
     def upload(self, buffer: Buffer, array: np.ndarray, offset: int = 0) -> None:
         """Copy `array`'s bytes, in row-major order, to byte `offset` of the buffer; returns when it may be changed."""
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        self._inside(buffer, "upload", offset, raw.nbytes)
+        self.inside(buffer, "upload", offset, raw.nbytes)
         if raw.nbytes:
             self._write(buffer, offset, raw)
+
+    def uploader(self, nbytes: int) -> Uploader:
+        """The fastest way of uploading `nbytes` in all."""
+        return Direct(self)
+
+    @abstractmethod
+    def attach(self) -> None:
+        """Let the calling thread use the device."""
 
     def download(self, buffer: Buffer, dtype: str, shape: tuple[int, ...], offset: int = 0) -> np.ndarray:
         """A copy of `shape` elements of type `dtype` (its name) from byte `offset`, after all launched work."""
         host = _dtype(dtype).numpy
         size = prod(shape) * host.itemsize
-        self._inside(buffer, "download", offset, size)
+        self.inside(buffer, "download", offset, size)
         raw = self._read(buffer, offset, size) if size else np.empty(0, np.uint8)
         return raw.view(host).reshape(shape)
 
     def poison(self, buffer: Buffer) -> None:
         """Fill with 0xFF: NaN in every floating-point format, -1 in integers; uninitialised on the interpreter."""
-        self._inside(buffer, "poison", 0, buffer.bytes)
+        self.inside(buffer, "poison", 0, buffer.bytes)
         if buffer.bytes:
             self._poison(buffer)
 
@@ -114,7 +124,7 @@ class Device(ABC):
 
         The interpreter has none: there an access outside a buffer is an error where it happens.
         """
-        self._inside(buffer, "check_guards", 0, 0)
+        self.inside(buffer, "check_guards", 0, 0)
         if not self.guard:
             return
         after = round_up(buffer.bytes) - buffer.bytes + self.guard
@@ -130,7 +140,8 @@ class Device(ABC):
                     f"{start + i}, found {band[i]:#04x}), {touched.size} bytes of that guard band in all"
                 )
 
-    def _inside(self, buffer: Buffer, what: str, offset: int, size: int) -> None:
+    def inside(self, buffer: Buffer, what: str, offset: int, size: int) -> None:
+        """Raise DeviceError, beginning with `what`, unless the buffer is live and has these bytes."""
         if buffer.device is not self:
             raise DeviceError(f"{what}: buffer {buffer.name!r} belongs to another device")
         if not buffer.live:

@@ -37,6 +37,9 @@ class InterpreterDevice(Device):
                 )
         return InterpreterBound(program, self, buffers, launches)
 
+    def attach(self) -> None:
+        """Any thread may, one at a time."""
+
     def synchronize(self) -> None:
         """Nothing is ever outstanding."""
 
@@ -47,6 +50,7 @@ class InterpreterDevice(Device):
         return Memory(name, nbytes)
 
     def _give(self, buffer: Buffer) -> None:
+        buffer.memory.poison()  # whoever still holds it reads NaN
         buffer.memory = None
 
     def _write(self, buffer: Buffer, offset: int, raw: np.ndarray) -> None:
