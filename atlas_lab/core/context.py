@@ -18,6 +18,7 @@ class ModelDims:
 
     `attention_layers` hold KV caches. `kv_width` is the elements of K that one token adds over all layers, where they
     differ; 0 where all have `kv_heads` of `head_dim`. `activation` is that of the gated FFN: `silu` or `gelu_tanh`.
+    `state_bytes` is what one sequence holds whatever its length: states of recurrences and convolutions.
     """
 
     family: str
@@ -29,6 +30,7 @@ class ModelDims:
     head_dim: int = 0
     kv_width: int = 0
     activation: str = "silu"
+    state_bytes: int = 0
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of K and V one token adds over all attention layers."""

@@ -14,7 +14,7 @@ from atlas_lab.core.context import Context
 from atlas_lab.core.levers import nearest
 from atlas_lab.core.projection import Site
 from atlas_lab.core.route import Assignment, Considered, Gap, GapError, Route, RouteError
-from atlas_lab.core.rows import PHASES
+from atlas_lab.core.rows import PHASES, Rows
 
 
 def resolve(site: Site, context: Context, catalog: Catalog) -> Route:
@@ -85,7 +85,8 @@ class _Resolver:
             for c, place in zip(candidates, made.places, strict=True)
         )
         missing = tuple(
-            Gap(site.layer, role, rows, site[role].weight.format, _reason(role, candidates)) for role, rows in made.gaps
+            Gap(site.layer, role, rows, site[role].weight.format, _reason(role, rows, considered, site))
+            for role, rows in made.gaps
         )
         return Route(site, assignments, considered, self.stamp), missing
 
@@ -105,11 +106,22 @@ def _known(context: Context, names: list[str]) -> None:
             raise RouteError(f"{where}: unknown arm {name!r}, expected one of {known}{nearest(name, names)}")
 
 
-def _reason(role: str, candidates: list[Candidate]) -> str:
-    """What every arm that names the role had to say."""
-    mine = [c for c in candidates if role in c.roles and c.verdict.code != "role"]
-    said = (f"{c.arm.name}: " + (f"serves M {c.arm.rows}" if c.verdict else str(c.verdict)) for c in mine)
-    return "; ".join(said) or "no arm names this role"
+def _reason(role: str, rows: Rows, considered: Iterable[Considered], site: Site) -> str:
+    """What every arm that names the role had to say; those that start from another format only if no other does."""
+    mine = [c for c in considered if role in c.roles and c.verdict.code != "role"]
+    said: dict[str, list[str]] = {}
+    for c in mine:
+        if c.verdict and c.rows.intersect(rows) and c.rank < 0:
+            said.setdefault("runs only where an order or pin names it", []).append(c.arm)
+        elif c.verdict and c.rows.intersect(rows):
+            said.setdefault(f"serves {'+'.join(c.roles)} in one call alone", []).append(c.arm)
+        elif c.verdict:
+            said.setdefault(f"serves M {c.rows}", []).append(c.arm)
+        elif c.verdict.code != "source":
+            said.setdefault(str(c.verdict), []).append(c.arm)
+    if mine and not said:
+        return f"no arm starts from {site[role].weight.format} weights"
+    return "; ".join(f"{', '.join(arms)}: {why}" for why, arms in said.items()) or "no arm names this role"
 
 
 __all__ = ["BUILT_IN", "PHASES", "Catalog", "Entry", "resolve", "resolve_all"]

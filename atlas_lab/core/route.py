@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atlas_lab.core.declare import Bind, Declaration
-from atlas_lab.core.projection import Site
+from atlas_lab.core.projection import Site, label_of
 from atlas_lab.core.rows import Rows
 from atlas_lab.core.verdict import Verdict
 
@@ -36,7 +36,7 @@ class Gap:
     reason: str
 
     def __str__(self) -> str:
-        label = f"layers.{self.layer}.{self.role}"
+        label = label_of(self.layer, self.role)
         return f"{label}: no arm serves M {self.rows} of its {self.format} weight ({self.reason})"
 
 
