@@ -8,7 +8,9 @@ from typing import Any
 from atlas_lab.arms.bf16 import Bf16Gemm, Bf16Gemv
 from atlas_lab.arms.fp8 import Fp8Gemm, Fp8Gemv
 from atlas_lab.arms.nvfp4 import Nvfp4Gemm, Nvfp4Gemv
+from atlas_lab.checkpoint.gemma import GEMMA
 from atlas_lab.checkpoint.qwen35 import QWEN35
+from atlas_lab.checkpoint.transformer import LLAMA, QWEN3
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.hookspecs import hookimpl
 from atlas_lab.core.target import Target, shipped_targets
@@ -27,7 +29,7 @@ def atlas_formats() -> list[Format]:
 
 @hookimpl  # type: ignore[untyped-decorator]
 def atlas_models() -> list[Any]:
-    return [QWEN35]
+    return [QWEN35, QWEN3, LLAMA, GEMMA]
 
 
 @hookimpl  # type: ignore[untyped-decorator]

@@ -6,12 +6,13 @@ import os
 from typing import Any
 
 from atlas_lab.checkpoint.checkpoint import Checkpoint, Described, ModelFamily, Shown, describe, open_checkpoint, show
+from atlas_lab.checkpoint.convert import quantize_checkpoint
 from atlas_lab.checkpoint.json_object import CheckpointError
 from atlas_lab.checkpoint.qwen35 import synthetic_sites
 from atlas_lab.checkpoint.recognise import check_values, recognise
 from atlas_lab.checkpoint.sizes import SIZES, Sizes, sizes
 from atlas_lab.checkpoint.store import Store
-from atlas_lab.checkpoint.writer import quantize_checkpoint, write_checkpoint
+from atlas_lab.checkpoint.writer import write_checkpoint
 
 
 def new(

@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from atlas_lab.checkpoint.gemma import GEMMA
 from atlas_lab.checkpoint.json_object import CheckpointError, brief
+from atlas_lab.checkpoint.layout import Layout, Parameter
 from atlas_lab.checkpoint.qwen35 import QWEN35
 from atlas_lab.checkpoint.recognise import check_values
+from atlas_lab.checkpoint.sliced import base_name
+from atlas_lab.checkpoint.slicing import slice_dims, slice_parameter, slice_sites
 from atlas_lab.checkpoint.store import CONFIG, Store
+from atlas_lab.checkpoint.transformer import LLAMA, QWEN3
 from atlas_lab.core.context import ModelDims
 from atlas_lab.core.projection import Projection, Site
 from atlas_lab.core.tensor import Tensor
@@ -19,7 +24,11 @@ from atlas_lab.core.tensor import Tensor
 
 class ModelFamily(Protocol):
     """What `atlas_models` provides. `sites` and `dims` raise CheckpointError for a config.json, or tensors, that they
-    cannot read; `meaning` says what a tensor that no projection reads is for."""
+    cannot read; `meaning` says what a tensor that no projection reads is for.
+
+    A family may have `layout(config)`, `parameters(config, tensors)`, `missing(config, tensors)` and `cuts(config)` as
+    `atlas_lab.checkpoint.family.Family` does: then the model's other tensors are described too, and cut for ranks.
+    """
 
     family: str
 
@@ -32,12 +41,14 @@ class ModelFamily(Protocol):
     def meaning(self, name: str) -> str: ...
 
 
-BUILT_IN: Mapping[str, ModelFamily] = {QWEN35.family: QWEN35}
+BUILT_IN: Mapping[str, ModelFamily] = {m.family: m for m in (QWEN35, QWEN3, LLAMA, GEMMA)}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`sites` are all of the model's; `unread` the tensors that belong to no projection. No value has been read."""
+    """`sites` are all of the model's; `unread` the tensors that belong to no projection, of which `parameters` are
+    those that the model reads; `missing` are names of those it lacks. With `tensor_parallel` dimensions, sites and
+    parameters are those of one rank. No value has been read."""
 
     store: Store
     family: str
@@ -45,6 +56,9 @@ class Checkpoint:
     sites: tuple[Site, ...]
     unread: tuple[Tensor, ...]
     model: ModelFamily
+    parameters: tuple[Parameter, ...] = ()
+    missing: tuple[str, ...] = ()
+    tensor_parallel: tuple[int, int] = (0, 1)
 
     @property
     def path(self) -> Path:
@@ -53,6 +67,18 @@ class Checkpoint:
     @property
     def config(self) -> Mapping[str, Any]:
         return self.store.config
+
+    @property
+    def layout(self) -> Layout | None:
+        """The model's layers and their heads, where its family describes them."""
+        layout = getattr(self.model, "layout", None)
+        return layout(self.config) if layout else None
+
+    @property
+    def unused(self) -> tuple[Tensor, ...]:
+        """Tensors that nothing here reads."""
+        read = {base_name(p.tensor.name) for p in self.parameters}
+        return tuple(t for t in self.unread if t.name not in read)
 
     @property
     def projections(self) -> tuple[Projection, ...]:
@@ -82,9 +108,13 @@ class Shown:
     faults: tuple[str, ...] | None = None
 
 
-def open_checkpoint(path: str | os.PathLike[str], models: Mapping[str, ModelFamily] | None = None) -> Checkpoint:
-    """Read a checkpoint's headers and config.json. `models` are families by name (a registry's); raises
-    CheckpointError."""
+def open_checkpoint(
+    path: str | os.PathLike[str],
+    models: Mapping[str, ModelFamily] | None = None,
+    tensor_parallel: tuple[int, int] = (0, 1),
+) -> Checkpoint:
+    """Read a checkpoint's headers and config.json. `models` are families by name (a registry's); `tensor_parallel` is
+    the rank whose share is wanted, and the number of ranks. Raises CheckpointError."""
     store = Store.open(path)
     known = BUILT_IN if models is None else models
     if not store.config:
@@ -95,13 +125,35 @@ def open_checkpoint(path: str | os.PathLike[str], models: Mapping[str, ModelFami
         families = ", ".join(known)
         raise CheckpointError(f"{store.path}: {CONFIG}: model_type: found {found}, expected a family of {families}")
     try:
-        dims = model.dims(store.config)
-        sites = tuple(model.sites(store.config, store.tensors))
+        return _described(store, model, tensor_parallel)
     except CheckpointError as e:
         raise CheckpointError(f"{store.path}: {e}") from None
-    read = {t.name for s in sites for p in s.projections for t in p.weight.tensors.values()}
+
+
+def _described(store: Store, model: ModelFamily, tensor_parallel: tuple[int, int]) -> Checkpoint:
+    rank, size = tensor_parallel
+    dims = model.dims(store.config)
+    sites = tuple(model.sites(store.config, store.tensors))
+    parameters: tuple[Parameter, ...] = tuple(_optional(model, "parameters", store.config, store.tensors) or ())
+    missing: tuple[str, ...] = tuple(_optional(model, "missing", store.config, store.tensors) or ())
+    read = {name for s in sites for p in s.projections for t in p.weight.tensors.values() for name in _names(t)}
     unread = tuple(t for name, t in store.tensors.items() if name not in read)
-    return Checkpoint(store, model.family, dims, sites, unread, model)
+    if size != 1:
+        cuts = _optional(model, "cuts", store.config) or {}
+        sites = slice_sites(sites, cuts, rank, size)
+        parameters = tuple(slice_parameter(p, cuts.get((p.layer, p.role)), rank, size) for p in parameters)
+        dims = slice_dims(dims, size)
+    return Checkpoint(store, model.family, dims, sites, unread, model, parameters, missing, tensor_parallel)
+
+
+def _optional(model: ModelFamily, method: str, *arguments: Any) -> Any:
+    found = getattr(model, method, None)
+    return found(*arguments) if found else None
+
+
+def _names(t: Tensor) -> tuple[str, str]:
+    """A handle's name, and that of the stored tensor it may be part of."""
+    return t.name, base_name(t.name)
 
 
 def describe(checkpoint: Checkpoint) -> list[Described]:

@@ -5,16 +5,18 @@ Recognising, writing and naming without a file all read it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from atlas_lab.checkpoint.json_object import CheckpointError
-from atlas_lab.core.projection import WeightSource
+from atlas_lab.core.projection import HEAD, WeightSource
 from atlas_lab.core.tensor import Tensor
-from atlas_lab.formats import FORMATS, FormatError, get
+from atlas_lab.formats import FormatError, checks, get, scan
 from atlas_lab.formats.dtypes import dtype
+
+Read = Callable[[slice], np.ndarray]
 
 # Suffixes of a module's name by family and field. Where there are two, either may occur, never both.
 SUFFIXES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -27,8 +29,9 @@ SUFFIXES: dict[str, dict[str, tuple[str, ...]]] = {
 # Scales of activations: stored beside a weight, no part of it.
 ACTIVATION_SUFFIXES = ("input_scale", "input_global_scale")
 
-# Roles that every release keeps at 16 bits: as wide as there are value heads, and accuracy hangs on them.
-KEPT = ("gdn.b", "gdn.a")
+# Roles that stay at 16 bits: the gates in every release, as wide as there are value heads, and accuracy hangs on them;
+# the output head in most.
+KEPT = ("gdn.b", "gdn.a", HEAD)
 
 
 @dataclass(frozen=True)
@@ -69,20 +72,43 @@ class Convention:
         form = get(self.format)
         return WeightSource(form.name, form.family, form.geometry, tuple(self.tensors(module, n, k).items()))
 
-    def encode(self, module: str, w: np.ndarray) -> dict[str, np.ndarray]:
-        """A weight, float32 or bf16 `[N, K]`, as stored tensors by name; raises CheckpointError.
+    def encode(self, module: str, n: int, k: int, read: Read) -> dict[str, np.ndarray]:
+        """A weight as stored tensors by name, made from some rows at a time; raises CheckpointError.
 
-        A scale that is stored as bf16 is rounded after the codes were chosen.
+        `read` returns rows of the weight `[n, k]`, bf16 or float32. They are read twice where a scale is over all of
+        them. A scale that is stored as bf16 is rounded after the codes were chosen.
         """
-        n, k = w.shape
+        form = get(self.format)
         handles = self.tensors(module, n, k)
-        if self.format == "bf16" and w.dtype == dtype("bf16").numpy:
-            return {handles["weight"].name: w}
-        try:
-            made = get(self.format).quantize(w.astype(np.float32, copy=False))
-        except FormatError as e:
-            raise CheckpointError(f"{module}: {e}") from None
-        return {t.name: made[f].astype(dtype(t.dtype).numpy, copy=False).reshape(t.shape) for f, t in handles.items()}
+        tiles = form.geometry.rows if form.geometry.kind == "block" else 1
+        whole = {"tensor": ("scale",), "group": ("global_scale",)}.get(form.geometry.kind, ())
+
+        def wide(rows: slice) -> np.ndarray:
+            w = read(rows).astype(np.float32)
+            self._finite(module, w, rows)
+            return w
+
+        amax = max(scan.amax(wide(rows)) for rows in scan.row_chunks(n, k)) if whole else None
+        out = {f: np.empty(t.shape, dtype(t.dtype).numpy) for f, t in handles.items()}
+        for rows in scan.row_chunks(n, k, tiles):
+            try:
+                made = form.quantize_rows(wide(rows), amax)
+            except FormatError as e:
+                raise CheckpointError(f"{module}: {e}") from None
+            for f, a in made.items():
+                step = tiles if f == "scale" else 1
+                part = out[f][...] if f in whole else out[f][rows.start // step : -(-rows.stop // step)]
+                part[...] = a.astype(part.dtype, copy=False).reshape(part.shape)
+        return {t.name: out[f] for f, t in handles.items()}
+
+    def _finite(self, module: str, w: np.ndarray, rows: slice) -> None:
+        if np.isfinite(scan.amax(w)):
+            return
+        at = scan.first(w, lambda x: ~np.isfinite(x))
+        assert at is not None
+        where = checks.place((at[0] + rows.start, at[1]))
+        label = checks.source_label(self.format)
+        raise CheckpointError(f"{module}: {label}: found {checks.show(w[at])}{where}, expected finite values")
 
     def _scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (shape[:1] or (1,)) if self.flat_scale else shape
@@ -107,62 +133,12 @@ BF16 = CONVENTIONS[0]
 
 def convention(format_name: str, producer: str = "") -> Convention:
     """How `producer` (by default the format's usual one) stores a format; raises CheckpointError."""
-    if format_name not in FORMATS:
-        raise CheckpointError(f"format: found {format_name!r}, expected one of {', '.join(FORMATS)}")
+    known_formats = dict.fromkeys(c.format for c in CONVENTIONS)
+    if format_name not in known_formats:
+        raise CheckpointError(f"format: found {format_name!r}, expected one of {', '.join(known_formats)}")
     mine = [c for c in CONVENTIONS if c.format == format_name]
     for c in mine:
         if producer in ("", c.producer):
             return c
     known = ", ".join(c.producer for c in mine)
     raise CheckpointError(f"producer of {format_name}: found {producer!r}, expected one of {known}")
-
-
-def quantization_config(c: Convention, ignored: list[str]) -> dict[str, object] | None:
-    """The `quantization_config` of config.json for a checkpoint in this convention; None for BF16.
-
-    `ignored` are the linear modules that stay BF16.
-    """
-    if c.format == "bf16":
-        return None
-    if c.producer in ("qwen", "deepseek"):
-        return {
-            "quant_method": "fp8",
-            "fmt": "e4m3",
-            "activation_scheme": "dynamic",
-            "weight_block_size": [128, 128],
-            "modules_to_not_convert": ignored,
-        }
-    if c.producer == "modelopt":
-        algorithm = {"fp8_tensor": "FP8", "fp8_row": "FP8_PER_CHANNEL_PER_TOKEN", "nvfp4": "W4A16_NVFP4"}[c.format]
-        return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ignored}
-    weights, inputs = _SCHEMES[c.format]
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "nvfp4-pack-quantized" if c.format == "nvfp4_ct" else "float-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}},
-        "ignore": ignored,
-    }
-
-
-# compressed-tensors: weights and input activations of a config group.
-_FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
-_SCHEMES: Mapping[str, tuple[dict[str, object], dict[str, object] | None]] = {
-    "fp8": (
-        {**_FP8, "strategy": "block", "block_structure": [128, 128]},
-        {**_FP8, "strategy": "group", "group_size": 128, "dynamic": True},
-    ),
-    "fp8_row": ({**_FP8, "strategy": "channel"}, {**_FP8, "strategy": "token", "dynamic": True}),
-    "fp8_tensor": ({**_FP8, "strategy": "tensor"}, {**_FP8, "strategy": "token", "dynamic": True}),
-    "nvfp4_ct": (
-        {
-            "num_bits": 4,
-            "type": "float",
-            "symmetric": True,
-            "strategy": "tensor_group",
-            "group_size": 16,
-            "scale_dtype": "float8_e4m3fn",
-        },
-        None,
-    ),
-}

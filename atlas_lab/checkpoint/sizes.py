@@ -7,7 +7,8 @@ from dataclasses import MISSING, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
-from atlas_lab.checkpoint.json_object import CheckpointError, brief, is_integer
+from atlas_lab.checkpoint import keys
+from atlas_lab.checkpoint.json_object import CheckpointError, brief
 from atlas_lab.core.context import ModelDims
 
 FAMILY = "qwen3.5"
@@ -17,7 +18,7 @@ TEXT_MODEL_TYPE = "qwen3_5_text"
 ATTENTION = "full_attention"
 GATED_DELTA_NET = "linear_attention"
 
-MOST_LAYERS = 10_000  # far above any model, far below what a loop over layers would hang on
+PREDICTION = "mtp_num_hidden_layers"
 
 # Fields of Sizes by their key in config.json.
 KEYS = {
@@ -38,7 +39,9 @@ KEYS = {
 @dataclass(frozen=True)
 class Sizes:
     """A model's sizes. `heads` are the query heads of full attention, `key_heads` and `value_heads` those of the gated
-    delta net; `layer_types` holds one kind a layer, empty for full attention in every `interval`-th."""
+    delta net; `layer_types` holds one kind a layer, empty for full attention in every `interval`-th. Without a `vocab`
+    the model has no embedding and no output head; `tied` makes them one tensor; `prediction` is the layers of its
+    multi-token prediction head."""
 
     hidden: int
     intermediate: int
@@ -54,13 +57,19 @@ class Sizes:
     interval: int = 4
     output_gate: bool = True
     layer_types: tuple[str, ...] = ()
+    vocab: int = 0
+    tied: bool = False
+    prediction: int = 0
 
     def __post_init__(self) -> None:
         for name, key in KEYS.items():
-            _positive(getattr(self, name), key)
-        _positive(self.interval, "full_attention_interval")
-        if self.layers > MOST_LAYERS:
-            raise CheckpointError(f"num_hidden_layers: found {self.layers}, expected at most {MOST_LAYERS}")
+            keys.positive(getattr(self, name), key)
+        keys.positive(self.interval, "full_attention_interval")
+        if self.vocab != 0:
+            keys.positive(self.vocab, "vocab_size")
+        for found, key in ((self.layers, KEYS["layers"]), (self.prediction, PREDICTION)):
+            if found > keys.MOST_LAYERS:
+                raise CheckpointError(f"{key}: found {found}, expected at most {keys.MOST_LAYERS}")
         for many, few in (("heads", "kv_heads"), ("value_heads", "key_heads")):
             if getattr(self, many) % getattr(self, few):
                 raise CheckpointError(
@@ -77,9 +86,10 @@ class Sizes:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Sizes:
         """The sizes in a config.json, nested under `text_config` or not; raises CheckpointError naming the key."""
-        text = config.get("text_config", config)
-        if not isinstance(text, Mapping):
-            raise CheckpointError(f"config.json: text_config: found {brief(text)}, expected an object")
+        text = keys.text_config(config)
+        keys.refuse_experts(text)
+        if keys.activation(text, "hidden_act") != "silu":
+            raise CheckpointError(f"config.json: hidden_act: found {brief(text['hidden_act'])}, expected silu")
         given = {name: text[key] for name, key in KEYS.items() if text.get(key) is not None}
         if "intermediate" not in given and text.get("moe_intermediate_size") is not None:
             given["intermediate"] = text["moe_intermediate_size"]
@@ -96,9 +106,12 @@ class Sizes:
                 interval=text.get("full_attention_interval", cls.interval),
                 output_gate=text.get("attn_output_gate", True) is not False,
                 layer_types=tuple(kinds),
+                vocab=keys.count(text, "vocab_size"),
+                tied=keys.tied(config, False),
+                prediction=keys.count(text, PREDICTION),
             )
         except CheckpointError as e:
-            raise CheckpointError(f"config.json: {e}") from None
+            raise CheckpointError(f"config.json: {str(e).removeprefix('config.json: ')}") from None
 
     def kind(self, layer: int) -> str:
         """`full_attention` or `linear_attention`."""
@@ -110,7 +123,23 @@ class Sizes:
     def dims(self) -> ModelDims:
         """The dimensions that decisions and residency need."""
         attention = sum(self.kind(i) == ATTENTION for i in range(self.layers))
-        return ModelDims(FAMILY, self.hidden, self.intermediate, self.layers, attention, self.kv_heads, self.head_dim)
+        return ModelDims(
+            FAMILY,
+            self.hidden,
+            self.intermediate,
+            self.layers,
+            attention,
+            self.kv_heads,
+            self.head_dim,
+            state_bytes=(self.layers - attention) * self.state_bytes,
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """What a gated delta net keeps of a sequence: the recurrence's state in float32, and the inputs of the
+        convolution that came before, in bf16."""
+        state = self.value_heads * self.key_head_dim * self.value_head_dim * 4
+        return state + (2 * self.key_dim + self.value_dim) * (self.conv - 1) * 2
 
     @property
     def key_dim(self) -> int:
@@ -151,28 +180,28 @@ class Sizes:
             "rms_norm_eps": 1e-6,
             "mamba_ssm_dtype": "float32",
         }
+        if self.vocab:
+            text |= {"vocab_size": self.vocab, "tie_word_embeddings": self.tied}
+        if self.prediction:
+            text[PREDICTION] = self.prediction
         if text_only:
             return {"architectures": ["Qwen3_5ForCausalLM"], **text}
         architecture = "Qwen3_5ForConditionalGeneration"
         return {"architectures": [architecture], "model_type": MODEL_TYPE, "text_config": text}
 
 
-def _positive(value: object, key: str) -> None:
-    if not is_integer(value) or value < 1:  # type: ignore[operator]
-        raise CheckpointError(f"{key}: found {brief(value)}, expected an integer of 1 or more")
-
-
-_27B = Sizes(5120, 17408, 64, 24, 4, 16, 48)
+_VOCAB = 248320
+_27B = Sizes(5120, 17408, 64, 24, 4, 16, 48, vocab=_VOCAB, prediction=1)
 
 SIZES: dict[str, Sizes] = {
     "qwen3.5-27b": _27B,
     "qwen3.6-27b": _27B,
-    "qwen3.5-9b": Sizes(4096, 12288, 32, 16, 4, 16, 32),
-    "qwen3.5-4b": Sizes(2560, 9216, 32, 16, 4, 16, 32),
-    "qwen3.5-2b": Sizes(2048, 6144, 24, 8, 2, 16, 16),
-    "qwen3.5-0.8b": Sizes(1024, 3584, 24, 8, 2, 16, 16),
+    "qwen3.5-9b": Sizes(4096, 12288, 32, 16, 4, 16, 32, vocab=_VOCAB, prediction=1),
+    "qwen3.5-4b": Sizes(2560, 9216, 32, 16, 4, 16, 32, vocab=_VOCAB, tied=True, prediction=1),
+    "qwen3.5-2b": Sizes(2048, 6144, 24, 8, 2, 16, 16, vocab=_VOCAB, tied=True, prediction=1),
+    "qwen3.5-0.8b": Sizes(1024, 3584, 24, 8, 2, 16, 16, vocab=_VOCAB, tied=True, prediction=1),
     # Of no release: every kind of layer and projection in a few megabytes.
-    "tiny": Sizes(256, 384, 4, 4, 2, 2, 4, head_dim=64, key_head_dim=64, value_head_dim=64),
+    "tiny": Sizes(256, 384, 4, 4, 2, 2, 4, head_dim=64, key_head_dim=64, value_head_dim=64, vocab=512),
 }
 
 

@@ -34,14 +34,14 @@ def weight(seed: int, label: str, n: int, k: int) -> np.ndarray:
     return out
 
 
-def auxiliary(seed: int, label: str, shape: tuple[int, ...]) -> np.ndarray:
-    """BF16 values of a plausible size for a norm (most are stored as w of 1 + w), a convolution or a gate."""
+def auxiliary(seed: int, label: str, shape: tuple[int, ...], about_one: bool = False) -> np.ndarray:
+    """BF16 values of a plausible size for a norm (of w, `about_one`, or of 1 + w), a convolution or a gate."""
     rng = _generator(seed, label)
     x = rng.standard_normal(shape, np.float32)
     if label.endswith("A_log"):
         values = np.log(rng.uniform(1, 16, shape))  # A in [1, 16], as the family is initialised
-    elif label.endswith("linear_attn.norm.weight"):
-        values = 1 + 0.1 * x  # the one norm that is stored as it multiplies
+    elif about_one:
+        values = 1 + 0.1 * x  # stored as it multiplies
     else:
         values = 0.1 * x
     return values.astype(ml_dtypes.bfloat16)

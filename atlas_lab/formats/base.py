@@ -80,6 +80,14 @@ class Format(ABC):
     def quantize(self, w: np.ndarray) -> dict[str, np.ndarray]:
         """Float32 `[N, K]` to stored tensors, by the format's reference recipe."""
 
+    def quantize_rows(self, w: np.ndarray, amax: np.float32 | None = None) -> dict[str, np.ndarray]:
+        """`quantize` of some rows of a weight whose largest magnitude is `amax` (None: these are all its rows): a
+        weight is quantized piece by piece, to the same tensors, whose scales over all of it are in every piece.
+
+        A piece starts at a multiple of the geometry's `rows`.
+        """
+        return self.quantize(w)
+
     @abstractmethod
     def dequantize(self, t: Tensors) -> np.ndarray:
         """Stored tensors to the float64 `[N, K]` they stand for, exactly."""

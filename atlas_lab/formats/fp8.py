@@ -39,11 +39,14 @@ class Fp8(Format):
         `inference/kernel.py` and of compressed-tensors; transformers' `Fp8Quantize` rounds `448 / amax` first and
         multiplies by it, which moves a scale by units in the last place and a code near a tie to its neighbour.
         """
+        return self.quantize_rows(w)
+
+    def quantize_rows(self, w: np.ndarray, amax: np.float32 | None = None) -> dict[str, np.ndarray]:
         n, k = checks.source(w, self.name)
         weight = np.empty((n, k), ml_dtypes.float8_e4m3fn)
         scale = np.empty(self._scale_shapes(n, k)[0], np.float32)
         if self.geometry == PER_TENSOR:
-            scale[...] = _scale(np.asarray(scan.amax(w)))
+            scale[...] = _scale(np.asarray(scan.amax(w) if amax is None else amax))
         for rows in self._chunks(n, k):
             x = w[rows]
             if self.geometry == PER_ROW:

@@ -46,9 +46,12 @@ class Nvfp4(Format):
 
         Raises FormatError where K is no multiple of 16 and, with row and column, for NaN or infinity.
         """
+        return self.quantize_rows(w)
+
+    def quantize_rows(self, w: np.ndarray, amax: np.float32 | None = None) -> dict[str, np.ndarray]:
         n, k = checks.source(w, self.name)
         checks.dims(self.name, n, k, GROUP)
-        tensor_scale = self.tensor_scale(scan.amax(w))
+        tensor_scale = self.tensor_scale(scan.amax(w) if amax is None else amax)
         weight = np.empty((n, k // 2), np.uint8)
         scale = np.empty((n, k // GROUP), ml_dtypes.float8_e4m3fn)
         for rows in scan.row_chunks(n, k):
