@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from atlas_lab.checkpoint import quantization
 from atlas_lab.checkpoint.gemma import GEMMA
 from atlas_lab.checkpoint.json_object import CheckpointError, brief
 from atlas_lab.checkpoint.layout import Layout, Parameter
 from atlas_lab.checkpoint.qwen35 import QWEN35
-from atlas_lab.checkpoint.recognise import check_values
+from atlas_lab.checkpoint.recognise import companion
 from atlas_lab.checkpoint.sliced import base_name
 from atlas_lab.checkpoint.slicing import slice_dims, slice_parameter, slice_sites
 from atlas_lab.checkpoint.store import CONFIG, Store
 from atlas_lab.checkpoint.transformer import LLAMA, QWEN3
+from atlas_lab.checkpoint.verify import faults
 from atlas_lab.core.context import ModelDims
 from atlas_lab.core.projection import Projection, Site
 from atlas_lab.core.tensor import Tensor
@@ -114,7 +116,8 @@ def open_checkpoint(
     tensor_parallel: tuple[int, int] = (0, 1),
 ) -> Checkpoint:
     """Read a checkpoint's headers and config.json. `models` are families by name (a registry's); `tensor_parallel` is
-    the rank whose share is wanted, and the number of ranks. Raises CheckpointError."""
+    the rank whose share is wanted, and the number of ranks. Raises CheckpointError, also where quantization configs
+    disagree with what the tensors are."""
     store = Store.open(path)
     known = BUILT_IN if models is None else models
     if not store.config:
@@ -134,6 +137,7 @@ def _described(store: Store, model: ModelFamily, tensor_parallel: tuple[int, int
     rank, size = tensor_parallel
     dims = model.dims(store.config)
     sites = tuple(model.sites(store.config, store.tensors))
+    quantization.check_sites(store.config, store.path, store.tensors, sites)
     parameters: tuple[Parameter, ...] = tuple(_optional(model, "parameters", store.config, store.tensors) or ())
     missing: tuple[str, ...] = tuple(_optional(model, "missing", store.config, store.tensors) or ())
     read = {name for s in sites for p in s.projections for t in p.weight.tensors.values() for name in _names(t)}
@@ -163,22 +167,21 @@ def describe(checkpoint: Checkpoint) -> list[Described]:
         for p in checkpoint.projections
         for field, t in p.weight.fields
     ]
-    return rows + [Described(t, note=checkpoint.model.meaning(t.name)) for t in checkpoint.unread]
+    inputs = {
+        t.name: f"scale of the input of {p.label}" for p in checkpoint.projections for _, t in p.weight.activation
+    }
+    return rows + [Described(t, note=inputs.get(t.name) or _meaning(checkpoint, t.name)) for t in checkpoint.unread]
+
+
+def _meaning(checkpoint: Checkpoint, name: str) -> str:
+    meaning = checkpoint.model.meaning(name)
+    return companion(name) or meaning if meaning == "unknown" else meaning
 
 
 def show(path: str | os.PathLike[str], verify: bool = False, models: Mapping[str, ModelFamily] | None = None) -> Shown:
-    """What a checkpoint holds; with `verify` the values of all its projections' weights are read and checked.
+    """What a checkpoint holds; with `verify` the values of all its tensors are read and checked.
 
     Raises CheckpointError for a checkpoint that cannot be opened; faults among the values are listed.
     """
     checkpoint = open_checkpoint(path, models)
-    rows = tuple(describe(checkpoint))
-    if not verify:
-        return Shown(checkpoint, rows)
-    faults = []
-    for p in checkpoint.projections:
-        try:
-            check_values(checkpoint.store, p.weight, p.label)
-        except CheckpointError as e:
-            faults.append(str(e))
-    return Shown(checkpoint, rows, tuple(faults))
+    return Shown(checkpoint, tuple(describe(checkpoint)), tuple(faults(checkpoint)) if verify else None)

@@ -27,7 +27,7 @@ SUFFIXES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 # Scales of activations: stored beside a weight, no part of it.
-ACTIVATION_SUFFIXES = ("input_scale", "input_global_scale")
+ACTIVATION_SUFFIXES = ("input_scale", "input_global_scale", "activation_scale")
 
 # Roles that stay at 16 bits: the gates in every release, as wide as there are value heads, and accuracy hangs on them;
 # the output head in most.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from atlas_lab.checkpoint import foreign
 from atlas_lab.checkpoint.json_object import CheckpointError
-from atlas_lab.checkpoint.naming import SUFFIXES
+from atlas_lab.checkpoint.naming import ACTIVATION_SUFFIXES, SUFFIXES
 from atlas_lab.checkpoint.store import Store
 from atlas_lab.core.projection import WeightSource
 from atlas_lab.core.tensor import Tensor
@@ -13,24 +14,26 @@ from atlas_lab.formats import FormatError, get
 
 Tensors = Mapping[str, Tensor]
 
-# Tensors of weights and their companions, in every convention that is known; those that no supported one has make a
-# weight something else (integer codes, zero points, permutations, a scale of its input).
+# Tensors of weights and their companions, in every convention that is read and in those that are refused by name.
 _CODES = ("weight", "weight_packed")
 _KNOWN = tuple(
     dict.fromkeys((*_CODES, *(s for fields in SUFFIXES.values() for suffixes in fields.values() for s in suffixes)))
 )
-_FOREIGN = (
-    "weight_zero_point",
-    "weight_shape",
-    "weight_g_idx",
-    "weight_blocks",
-    "weight_scales",
-    "pre_quant_scale",
-    "qweight",
-    "qzeros",
-    "scales",
-    "g_idx",
-)
+
+# What stands beside weights and is no part of one, by the last part of its name.
+_COMPANIONS = {
+    **dict.fromkeys(ACTIVATION_SUFFIXES, "scale of activations"),
+    **dict.fromkeys(("k_scale", "v_scale", "k_global_scale", "v_global_scale"), "scale of the KV cache"),
+    **dict.fromkeys(("k_zero_point", "v_zero_point"), "zero point of the KV cache"),
+    "q_scale": "scale of attention queries",
+    "prob_scale": "scale of attention probabilities",
+    "output_scale": "scale of outputs",
+    "input_zero_point": "zero point of activations",
+    "output_zero_point": "zero point of outputs",
+    **{s: "part of a quantized weight that no projection reads" for s in _KNOWN if s != "weight"},
+    **{s.lstrip("."): "part of a quantized weight that no projection reads" for s in foreign.SUFFIXES},
+}
+_AFTER = (*(f".{s}" for s in _KNOWN), *foreign.SUFFIXES)
 
 
 def recognise(tensors: Tensors, module: str) -> WeightSource | None:
@@ -38,23 +41,36 @@ def recognise(tensors: Tensors, module: str) -> WeightSource | None:
 
     Raises CheckpointError, naming tensor, found and expected, for a weight in no supported convention.
     """
-    held = {s: tensors[f"{module}.{s}"] for s in (*_KNOWN, *_FOREIGN) if f"{module}.{s}" in tensors}
-    if not held:
+    everything = {after: tensors[module + after] for after in _AFTER if module + after in tensors}
+    if not everything:
         return None
+    foreign.refuse(everything)
+    held = {after.removeprefix("."): t for after, t in everything.items()}
     weights = [s for s in _CODES if s in held]
     if len(weights) != 1:
         wanted = f"{module}.weight or {module}.weight_packed"
         found = ", ".join(held)
         raise CheckpointError(f"{module}: found {found}, expected {'one of ' if weights else ''}{wanted}")
     weight = held[weights[0]]
-    family = _family(weight, held, packed=weights[0] == "weight_packed")
+    family = _family(weight, packed=weights[0] == "weight_packed")
     fields = _fields(module, family, held)
+    if family == "fp8":
+        fields["scale"] = _matrix(fields["scale"])
     name = _fp8(weight, fields["scale"]) if family == "fp8" else family
     form = get(name)
     n, k = _shape(weight, name)
     if family != "fp8":  # whose scale's shape chose the format
         _agree(form.tensors(n, k), fields, weight)
-    return WeightSource(form.name, form.family, form.geometry, tuple(fields.items()))
+    activation = tuple((s, tensors[f"{module}.{s}"]) for s in ACTIVATION_SUFFIXES if f"{module}.{s}" in tensors)
+    return WeightSource(form.name, form.family, form.geometry, tuple(fields.items()), activation)
+
+
+def companion(name: str) -> str:
+    """What a tensor beside a weight is, by its name; empty for one that is none."""
+    last = name.rpartition(".")[2]
+    return _COMPANIONS.get(last) or next(
+        (what for s, what in _COMPANIONS.items() if s[0] == "_" and last.endswith(s)), ""
+    )
 
 
 def check_values(store: Store, weight: WeightSource, label: str) -> None:
@@ -69,15 +85,11 @@ def check_values(store: Store, weight: WeightSource, label: str) -> None:
         raise CheckpointError(f"{store.path}: {label}: {named.name if named else subject}: {sentence}") from None
 
 
-def _family(weight: Tensor, held: Tensors, *, packed: bool) -> str:
+def _family(weight: Tensor, *, packed: bool) -> str:
     """Key into SUFFIXES by the dtype of the codes."""
-    scale = held.get("weight_scale")
-    if weight.dtype == "u8" and scale is not None and scale.dtype == "u8":
-        raise CheckpointError(f"{scale.name}: found dtype u8 (scales of MXFP4), expected e4m3 (NVFP4)")
     if packed:
         if weight.dtype != "u8":
-            kind = " (integer codes, pack-quantized)" if weight.dtype == "i32" else ""
-            raise CheckpointError(f"{weight.name}: found dtype {weight.dtype}{kind}, expected u8 (NVFP4 codes)")
+            raise CheckpointError(f"{weight.name}: found dtype {weight.dtype}, expected u8 (NVFP4 codes)")
         return "nvfp4_ct"
     families = {"bf16": "bf16", "e4m3": "fp8", "u8": "nvfp4"}
     if weight.dtype not in families:
@@ -119,6 +131,13 @@ def _shape(weight: Tensor, form: str) -> tuple[int, int]:
     except FormatError as e:
         raise CheckpointError(f"{weight.name}: {e}") from None
     return n, k
+
+
+def _matrix(scale: Tensor) -> Tensor:
+    """A grid `[R, 1, C, 1]` (ModelOpt's FP8_PB_WO) as `[R, C]`, the same bytes; any other scale as it is."""
+    if len(scale.shape) == 4 and scale.shape[1] == scale.shape[3] == 1:
+        return scale.view(0, (scale.shape[0], scale.shape[2]))
+    return scale
 
 
 def _fp8(weight: Tensor, scale: Tensor) -> str:

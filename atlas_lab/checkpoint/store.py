@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
@@ -13,20 +13,22 @@ from typing import Any
 import numpy as np
 
 from atlas_lab.checkpoint.json_object import CheckpointError, brief, is_text_map, parse_object, read_bytes
-from atlas_lab.checkpoint.safetensors import SafetensorsFile, open_file
+from atlas_lab.checkpoint.safetensors import Header, SafetensorsFile, open_file
 from atlas_lab.checkpoint.sliced import Slice
 from atlas_lab.core.tensor import Tensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+GRIDS = (".weight_scale", ".weight_scale_inv")
 
 
 @dataclass(frozen=True)
 class Store:
     """The tensors of a checkpoint by name, as handles; values are read when asked for.
 
-    `metadata` is that of the files (of the first that has a key); `config` is config.json, empty without one.
+    `metadata` is that of the files (of the first that has a key); `config` is config.json, empty without one. A scale
+    grid that is stored `[R, 1, C, 1]` (ModelOpt's FP8_PB_WO) is `[R, C]` here, the same bytes.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class Store:
             config = path.parent / CONFIG
         else:
             raise CheckpointError(f"{path}: found a file, expected a folder or a .safetensors file")
+        files = tuple(_flat(f) for f in files)
         file_of = {name: f for f in files for name in f.tensors}
         return cls(
             path,
@@ -77,6 +80,19 @@ class Store:
             hint = f"; did you mean {near[0]}?" if near else ""
             raise CheckpointError(f"{self.path}: {name}: missing, expected one of {len(self.tensors)} tensors{hint}")
         return self._file_of[name].read(name)
+
+
+def _flat(file: SafetensorsFile) -> SafetensorsFile:
+    """The file with its scale grids as matrices."""
+    grids = {
+        name: replace(t, shape=(t.shape[0], t.shape[2]))
+        for name, t in file.tensors.items()
+        if name.endswith(GRIDS) and len(t.shape) == 4 and t.shape[1] == t.shape[3] == 1
+    }
+    if not grids:
+        return file
+    header = Header(MappingProxyType({**file.tensors, **grids}), file.header.offsets, file.header.metadata)
+    return replace(file, header=header)
 
 
 def _folder(folder: Path) -> tuple[SafetensorsFile, ...]:

@@ -30,13 +30,15 @@ class WeightSource:
     """A weight `[N, K]` as a checkpoint stores it.
 
     `format` is the format's name (`nvfp4_ct`), `family` what arms start from (`nvfp4`); `tensors` are the stored
-    ones by field (`weight`, `scale`, `global_scale`), named as in the checkpoint.
+    ones by field (`weight`, `scale`, `global_scale`), named as in the checkpoint. `activation` holds scales of the
+    input that are stored beside it, by their names there (`input_scale`): facts, no part of the weight.
     """
 
     format: str
     family: str
     geometry: Geometry
     fields: tuple[tuple[str, Tensor], ...]
+    activation: tuple[tuple[str, Tensor], ...] = ()
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:

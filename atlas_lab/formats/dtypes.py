@@ -52,6 +52,7 @@ DTYPES: dict[str, DType] = {
         _dtype("f64", np.float64, "F64"),
         _dtype("e4m3", ml_dtypes.float8_e4m3fn, "F8_E4M3"),
         _dtype("e5m2", ml_dtypes.float8_e5m2, "F8_E5M2"),
+        _dtype("e8m0", ml_dtypes.float8_e8m0fnu, "F8_E8M0"),
     )
 }
 
