@@ -25,7 +25,10 @@ from atlas_lab.core.tensor import Tensor
 from atlas_lab.formats.dtypes import DTYPES, dtype
 
 # Widest first, then in the package's order of types: this keeps every tensor aligned to its element size.
-_ORDER = tuple("u64 i64 f64 f32 u32 i32 bf16 f16 u16 i16 e8m0 e4m3 e5m2 i8 u8 bool".split())
+_ORDER = (
+    *("u64", "i64", "f64", "f32", "u32", "i32", "bf16", "f16", "u16", "i16"),
+    *("e8m0", "e4m3", "e5m2", "i8", "u8", "bool"),
+)
 assert set(_ORDER) == set(DTYPES)
 
 
