@@ -1,6 +1,7 @@
 """y = W·x for one row of activations, FP8 E4M3 weights with one scale for every 128x128 block."""
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemv.rows import rows_of_warp
 from atlas_lab.kernels.lang import cuda
 
 CHUNK = 16  # weights a 16-byte load brings
@@ -35,39 +36,32 @@ def gemv_fp8_block(warps: int = 4, rows: int = 2, unroll: int = 4, scale: L.Scal
     """
     load = L.ldg_v4_b32_stream if stream else L.ldg_v4_b32
     load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
+    begin, end = rows_of_warp(warps, rows)
+
+    @L.device
+    def add(acc, w, at, scales, x, c):
+        a = L.ldg_v4_b32(x, c)
+        b = L.ldg_v4_b32(x, c + 8)
+        s = load_scale(scales, c >> 7)
+        for r in L.unroll(rows):
+            acc[r] += _dot(load(w, at[r] + c), a, b) * s
 
     @L.kernel(launch_bounds=(32 * warps, 1))
     def kernel(w: L.In[L.e4m3], scales: L.In[scale], x: L.In[L.bf16], y: L.Out[L.bf16], n: L.i32, k: L.i32):
-        first = (cuda.blockIdx.x * warps + L.warp_id()) * rows
-        if first >= n:
-            return
-        grid = (first >> 7) * ((k + 127) >> 7)
         at = cuda.local.array(rows, L.i64)
         acc = cuda.local.array(rows, L.f32)
-        for r in L.unroll(rows):
-            # rows past the last repeat it; they are not stored
-            at[r] = L.i64(min(first + r, n - 1)) * k
-            acc[r] = L.f32(0)
+        first = begin(at, acc, n, k)
+        if first >= n:
+            return
+        grid = L.offset(scales, (first >> 7) * ((k + 127) >> 7))
         c = L.lane_id() * CHUNK
         while c + SPAN * (unroll - 1) < k:
             for u in L.unroll(unroll):
-                here = c + SPAN * u
-                a = L.ldg_v4_b32(x, here)
-                b = L.ldg_v4_b32(x, here + 8)
-                s = load_scale(scales, grid + (here >> 7))
-                for r in L.unroll(rows):
-                    acc[r] += _dot(load(w, at[r] + here), a, b) * s
+                add(acc, w, at, grid, x, c + SPAN * u)
             c += SPAN * unroll
         while c < k:
-            a = L.ldg_v4_b32(x, c)
-            b = L.ldg_v4_b32(x, c + 8)
-            s = load_scale(scales, grid + (c >> 7))
-            for r in L.unroll(rows):
-                acc[r] += _dot(load(w, at[r] + c), a, b) * s
+            add(acc, w, at, grid, x, c)
             c += SPAN
-        for r in L.unroll(rows):
-            total = L.warp_sum(acc[r])
-            if L.lane_id() == 0 and first + r < n:
-                L.stg_bf16(y, first + r, total)
+        end(y, acc, first, n)
 
     return kernel

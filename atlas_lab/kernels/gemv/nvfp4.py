@@ -1,6 +1,7 @@
 """y = W·x for one row of activations, NVFP4 weights as checkpoints store them."""
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemv.rows import rows_of_warp
 from atlas_lab.kernels.lang import cuda
 
 CHUNK = 32  # weights a 16-byte load brings: two groups of 16
@@ -32,6 +33,19 @@ def gemv_nvfp4(warps: int = 4, rows: int = 4, unroll: int = 1, reciprocal: bool 
     """
     load = L.ldg_v4_b32_stream if stream else L.ldg_v4_b32
     load_scale = L.ldg_b16_stream if stream else L.ldg_b16
+    begin, end = rows_of_warp(warps, rows)
+
+    @L.device
+    def add(acc, w, at, scales, x, c):
+        a = L.ldg_v4_b32(x, c)
+        b = L.ldg_v4_b32(x, c + 8)
+        d = L.ldg_v4_b32(x, c + 16)
+        e = L.ldg_v4_b32(x, c + 24)
+        for r in L.unroll(rows):
+            q = load(w, (at[r] + c) >> 1)
+            s = load_scale(scales, (at[r] + c) >> 4)
+            acc[r] += _dot(q[0], q[1], a, b) * L.e4m3_f32(s & 0xFF)
+            acc[r] += _dot(q[2], q[3], d, e) * L.e4m3_f32(s >> 8)
 
     @L.kernel(launch_bounds=(32 * warps, 1))
     def kernel(
@@ -43,48 +57,22 @@ def gemv_nvfp4(warps: int = 4, rows: int = 4, unroll: int = 1, reciprocal: bool 
         n: L.i32,
         k: L.i32,
     ):
-        first = (cuda.blockIdx.x * warps + L.warp_id()) * rows
-        if first >= n:
-            return
         at = cuda.local.array(rows, L.i64)
         acc = cuda.local.array(rows, L.f32)
-        for r in L.unroll(rows):
-            # rows past the last repeat it; they are not stored
-            at[r] = L.i64(min(first + r, n - 1)) * k
-            acc[r] = L.f32(0)
+        first = begin(at, acc, n, k)
+        if first >= n:
+            return
         c = L.lane_id() * CHUNK
         while c + SPAN * (unroll - 1) < k:
             for u in L.unroll(unroll):
-                here = c + SPAN * u
-                a = L.ldg_v4_b32(x, here)
-                b = L.ldg_v4_b32(x, here + 8)
-                d = L.ldg_v4_b32(x, here + 16)
-                e = L.ldg_v4_b32(x, here + 24)
-                for r in L.unroll(rows):
-                    q = load(w, (at[r] + here) >> 1)
-                    s = load_scale(scales, (at[r] + here) >> 4)
-                    acc[r] += _dot(q[0], q[1], a, b) * L.e4m3_f32(s & 0xFF)
-                    acc[r] += _dot(q[2], q[3], d, e) * L.e4m3_f32(s >> 8)
+                add(acc, w, at, scales, x, c + SPAN * u)
             c += SPAN * unroll
         while c < k:
-            a = L.ldg_v4_b32(x, c)
-            b = L.ldg_v4_b32(x, c + 8)
-            d = L.ldg_v4_b32(x, c + 16)
-            e = L.ldg_v4_b32(x, c + 24)
-            for r in L.unroll(rows):
-                q = load(w, (at[r] + c) >> 1)
-                s = load_scale(scales, (at[r] + c) >> 4)
-                acc[r] += _dot(q[0], q[1], a, b) * L.e4m3_f32(s & 0xFF)
-                acc[r] += _dot(q[2], q[3], d, e) * L.e4m3_f32(s >> 8)
+            add(acc, w, at, scales, x, c)
             c += SPAN
+        g = L.ldg_f32(tensor_scale, 0)
         for r in L.unroll(rows):
-            total = L.warp_sum(acc[r])
-            if L.lane_id() == 0 and first + r < n:
-                g = L.ldg_f32(tensor_scale, 0)
-                if reciprocal:
-                    total = L.div_rn(total, g)
-                else:
-                    total = L.mul_rn(total, g)
-                L.stg_bf16(y, first + r, total)
+            acc[r] = L.div_rn(acc[r], g) if reciprocal else L.mul_rn(acc[r], g)
+        end(y, acc, first, n)
 
     return kernel
