@@ -74,7 +74,7 @@ class _Planner:
         for d, owner in declared:
             if d.identity not in self.built:
                 todo.setdefault(d.identity, (d, owner))
-        uses = Counter(name for d, _ in todo.values() for name in set(_staged(d)) - self.bound)
+        uses = Counter(name for d, _ in todo.values() for name in set(_staged(d)))
         for identity, (d, owner) in todo.items():
             self.built.add(identity)
             for w in d.weights if d.device is not None else ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from copy_arms import FFN, NAMES, QKV, catalog, context, site
 from copy_cases import Files
@@ -48,6 +48,9 @@ def worlds(draw: st.DrawFn) -> World:
                 n, k = draw(st.sampled_from(SHAPES))
                 formats = draw(st.lists(st.sampled_from(FORMATS), min_size=1, max_size=len(roles)))
                 sites.append(site(layer, roles, n, k, *formats))
+    if draw(st.booleans()):  # a weight that two layers share
+        tied = draw(st.sampled_from(sites))
+        sites.append(Site(tuple(replace(p, layer=7) for p in tied.projections)))
     orders = []
     for served in draw(st.lists(st.sampled_from([rows(1), rows(2, 16), rows_from(17)]), min_size=1, max_size=3)):
         orders.append((served, draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=5))))

@@ -160,6 +160,19 @@ def test_views_into_one_stored_tensor_are_one_buffer() -> None:
         assert device.download(loaded[t.name], "bf16", (32, 64)).tobytes() == files.read(t).tobytes()
 
 
+def test_a_weight_that_two_layers_share_is_built_once_and_staged_again_where_another_copy_needs_it() -> None:
+    first = site(0, ("ffn.up",), 16, 64, "nvfp4")
+    second = Site((replace(first.projections[0], layer=1),))
+    ctx = context(rows(32), orders=[(BATCH, ["mmq"])])
+    same = load_plan([resolve(s, ctx, catalog()) for s in (first, second)])
+    assert len([s for s in same.steps if isinstance(s, Build)]) == 1
+    assert len([s for s in same.steps if isinstance(s, Upload)]) == 3
+    other = context(rows(32), orders=[(BATCH, ["int8"])])
+    both = load_plan([resolve(first, ctx, catalog()), resolve(second, other, catalog())])
+    for kind, count in ((Build, 2), (Upload, 6), (Free, 6)):
+        assert len([s for s in both.steps if isinstance(s, kind)]) == count
+
+
 LAYERS, HIDDEN, INTER = 64, 5120, 17408
 SHAPES = {"ffn.gate": (INTER, HIDDEN), "ffn.up": (INTER, HIDDEN), "ffn.down": (HIDDEN, INTER)}
 
