@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["pytester", "atlas_lab.testing"]  # for their own tests; `--device` and the marker `gpu` for all
+pytest_plugins = ["pytester", "atlas_lab.testing", "budgets"]  # for their own tests; `--device` and the marker `gpu` for all
 
 COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("atlas-lab", derandomize=True, **COMMON)  # the same examples in every run
