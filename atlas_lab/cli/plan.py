@@ -1,133 +1,76 @@
-"""`plan`: what would run, why not the rest, and what it needs in memory."""
+"""`plan`: what would run, why not the rest, what it needs in memory, and what another configuration would change."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from atlas_lab.checkpoint import open_checkpoint
 from atlas_lab.cli.common import DONE, SAYS_NO, Common, app, verb
-from atlas_lab.core.context import Context
-from atlas_lab.core.registry import Registry
-from atlas_lab.experiments.config import Loaded
+from atlas_lab.cli.plan_tables import print_diff, print_explained, print_plan
+from atlas_lab.experiments.configurations import Memory, Planner, parse_bytes
 from atlas_lab.experiments.errors import ConfigError
-from atlas_lab.experiments.explain import Explained, explained, span
-from atlas_lab.experiments.report import megabytes, row, table
-from atlas_lab.experiments.session import open_session, target_for
-from atlas_lab.experiments.settings import levers_for, preferences_for
-
-PRUNED_SHOWN = 6
+from atlas_lab.experiments.plan_diff import Diff, compare
+from atlas_lab.experiments.plan_results import result_of
+from atlas_lab.experiments.results import dumps
+from atlas_lab.experiments.whole_model import ModelPlan
 
 
 @verb(app, "plan")
 def plan(
     common: Common,
-    checkpoint: Annotated[Path | None, typer.Argument(help="A checkpoint's folder or file.")] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(help="A checkpoint's folder or file; EXPERIMENT:VARIANT; or CHECKPOINT@EXPERIMENT:VARIANT."),
+    ] = None,
     experiment: Annotated[str | None, typer.Option("-e", "--experiment", help="Plan its variants instead.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What differs from this checkpoint or variant: routes, bytes, KV capacity."),
+    ] = None,
     explain: Annotated[
         str | None, typer.Option(metavar="LAYER.ROLE", help="What every arm had to say to one projection.")
     ] = None,
+    memory: Annotated[str | None, typer.Option(help="Budget, instead of the target's memory: 141GB, 80GiB.")] = None,
+    reserve: Annotated[str, typer.Option(help="Of it, for the context, libraries and activations.")] = "0",
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="Of the KV cache: bf16, f16, fp8.")] = "bf16",
+    sequences: Annotated[int, typer.Option(help="How many are served at a time.")] = 1,
 ) -> int:
     """Show which arm serves what and why, what every other arm said, memory at its steady state and peak.
 
-    Reads headers only. Exit status 1 where the weights do not fit the target's memory.
+    Reads headers only. Exit status 1 where rows are served by no arm, and where the weights do not fit the memory.
     """
     if (checkpoint is None) == (experiment is None):
         raise ConfigError("plan: found neither or both of CHECKPOINT and --experiment, expected one of them")
+    budget = None if memory is None else parse_bytes("--memory", memory)
+    shared = Memory(budget, parse_bytes("--reserve", reserve), kv_dtype, sequences)
     loaded = common.load()
-    registry = common.registry(loaded)
-    plans = list(_plans(common, loaded, registry, checkpoint, experiment))
+    planner = Planner(loaded, common.said, common.registry(loaded), shared)
+    plans, diffs = _plans(planner, checkpoint, experiment, against)
     for p in plans:
         if explain is not None:
-            _explain(p, explain, common.console)
-        else:
-            _print(p, common.console)
-    common.give(json.dumps({"schema": "atlas-lab.plan/1", "plans": [p.to_json() for p in plans]}, indent=1) + "\n")
-    return SAYS_NO if any(p.over_budget for p in plans) else DONE
+            print_explained(p, explain, common.console)
+        elif not diffs:
+            print_plan(p, common.console)
+    for d in diffs if explain is None else ():
+        print_diff(d, common.console)
+    if common.json is not None:
+        common.give(dumps(result_of(plans, diffs)))
+    return SAYS_NO if any(p.over_budget or p.gaps for p in plans) else DONE
 
 
 def _plans(
-    common: Common, loaded: Loaded, registry: Registry, path: Path | None, experiment: str | None
-) -> Iterator[Explained]:
-    if path is None:
-        session = open_session(loaded, common.said, registry, experiment)
-        for name, p in session.plans.items():
-            yield explained(f"{session.name}: {name}", p.context, p.routes, whole=False)
-        return
-    held = open_checkpoint(path, registry.models or None)
-    target = target_for(loaded, registry)
-    context = Context(
-        target=target,
-        dims=held.dims,
-        levers=levers_for(loaded, common.said, target),
-        preferences=preferences_for(loaded),
-        memory_budget=int(target.memory.value),
-    )
-    yield explained(str(path), context, (registry.resolve(s, context) for s in held.sites))
-
-
-def _print(p: Explained, console: Console) -> None:
-    target = p.context.target
-    levers = ", ".join(f"{n}={str(v).lower()} ({p.context.levers.origin(n)})" for n, v in p.context.levers.items())
-    console.print(f"\n[bold]{p.name}[/bold] on {target.name} ({target.arch}); levers: {levers}")
-    t = table("layers", "roles", "M", "arm", "because of", "reads")
-    for s in p.served:
-        row(t, span(s.layers), " ".join(s.roles), s.rows, s.arm, s.origin, s.reads)
-    console.print(t)
-    _refusals(p, console)
-    t = table("resident", ">MB", ">buffers")
-    for r in p.load.ledger():
-        row(t, r.label, megabytes(r.bytes), r.count)
-    console.print(t)
-    budget = megabytes(p.context.memory_budget)
-    console.print(
-        f"steady {megabytes(p.load.steady)} MB, peak {megabytes(p.load.peak)} MB while loading, of {budget} MB; "
-        f"{megabytes(p.load.reads)} MB are read from the file"
-    )
-    if p.over_budget:
-        console.print(f"[red]does not fit[/red]: {megabytes(p.over_budget)} MB more than {target.title} has")
-    elif p.whole and p.kv_tokens:
-        console.print(
-            f"KV cache: {p.kv_tokens:,} tokens fit beside these weights ({p.context.kv_dtype}, pages of "
-            f"{p.context.kv_page}; nothing set aside for activations and the context)"
-        )
-    _pruned(p, console)
-
-
-def _refusals(p: Explained, console: Console) -> None:
-    """What arms said no; those that start from another stored format in one line."""
-    others = dict.fromkeys(x.arm for x in p.refused if x.code == "source")
-    rest = [x for x in p.refused if x.code != "source"]
-    if rest:
-        t = table("layers", "roles", "refused", "why")
-        for x in rest:
-            row(t, span(x.layers), " ".join(x.roles), x.arm, x.sentence)
-        console.print(t)
-    if others:
-        console.print(f"start from other stored formats: {', '.join(others)}", markup=False)
-
-
-def _pruned(p: Explained, console: Console) -> None:
-    if not p.load.pruned:
-        console.print("pruned: nothing, every stored weight is read in place")
-        return
-    total = sum(x.tensor.bytes for x in p.load.pruned)
-    console.print(f"pruned: {len(p.load.pruned)} stored tensors, {megabytes(total)} MB, never uploaded")
-    for x in p.load.pruned[:PRUNED_SHOWN]:
-        console.print(f"  {x.tensor}: {x.reason}", markup=False)
-    if len(p.load.pruned) > PRUNED_SHOWN:
-        console.print(f"  and {len(p.load.pruned) - PRUNED_SHOWN} more (--json has all)")
-
-
-def _explain(p: Explained, wanted: str, console: Console) -> None:
-    t = table(">place", "arm", "M", "verdict", "named by")
-    for c in p.considered(wanted):
-        place = "-" if c.rank < 0 else c.rank + 1
-        row(t, place, c.arm, c.rows, c.verdict, c.origin or "nothing: runs only where an order or pin names it")
-    console.print(f"\n[bold]{p.name}[/bold]: layers.{wanted.removeprefix('layers.')}")
-    console.print(t)
+    planner: Planner, name: str | None, experiment: str | None, against: str | None
+) -> tuple[list[ModelPlan], list[Diff]]:
+    if name is not None:
+        mine = planner.plan(name)
+        if against is None:
+            return [mine], []
+        base = planner.plan(against)
+        return [base, mine], [compare(base, mine)]
+    variants = planner.variants(experiment)
+    plans = list(variants.values())
+    if against is None:
+        return plans, []
+    base = variants[against] if against in variants else planner.plan(against)
+    return plans, [compare(base, p) for p in plans if p is not base]

@@ -232,8 +232,8 @@ def test_plan_of_an_experiment(run: Run):
     settings("a: {pins: {'*': toy}}, b: {pins: {'*': toy_grid}}", m="[1, 3]")
     status, out, _ = run("plan", "-e", "x", "--json", "p.json")
     assert status == 0
-    assert "x: b on h200 (sm_90a)" in out
-    assert "pruned: 1 stored tensors, 0.006 MB, never uploaded" in out
+    assert "x:b on h200 (sm_90a)" in out
+    assert "pruned: 1 stored tensors, 0.006 MB, do not stay on the device" in out
     b = json.loads(Path("p.json").read_text())["plans"][1]
     assert [a["arm"] for a in b["routes"][0]["assignments"]] == ["toy_grid", "toy_grid"]
     assert b["residency"]["steady"] == 48 * 64 * 2

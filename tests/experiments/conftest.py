@@ -19,3 +19,9 @@ def registry() -> Registry:
     made.targets = {**{t.name: t for t in shipped_targets()}, **made.targets}
     made.formats = {**FORMATS, **made.formats}
     return made
+
+
+@pytest.fixture(scope="session")
+def model_registry() -> Registry:
+    """The built-in arms, and arms that only plan."""
+    return load_registry([str(Path(__file__).parent / "whole_model_arms.py")])
