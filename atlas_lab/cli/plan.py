@@ -38,7 +38,8 @@ def plan(
 ) -> int:
     """Show which arm serves what and why, what every other arm said, memory at its steady state and peak.
 
-    Reads headers only. Exit status 1 where rows are served by no arm, and where the weights do not fit the memory.
+    Reads headers only. Exit status 1 where rows are served by no arm, and where the weights or a page of KV cache do
+    not fit the memory.
     """
     if (checkpoint is None) == (experiment is None):
         raise ConfigError("plan: found neither or both of CHECKPOINT and --experiment, expected one of them")
@@ -56,7 +57,7 @@ def plan(
         print_diff(d, common.console)
     if common.json is not None:
         common.give(dumps(result_of(plans, diffs)))
-    return SAYS_NO if any(p.over_budget or p.gaps for p in plans) else DONE
+    return DONE if all(p.runs for p in plans) else SAYS_NO
 
 
 def _plans(

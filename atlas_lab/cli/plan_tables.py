@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 
 from atlas_lab.core.projection import HEAD
 from atlas_lab.core.rows import Rows
@@ -22,7 +23,7 @@ def print_plan(p: ModelPlan, console: Console) -> None:
     """Routes, refusals, memory, KV cache and what is not kept."""
     target = p.context.target
     levers = ", ".join(f"{n}={str(v).lower()} ({p.context.levers.origin(n)})" for n, v in p.context.levers.items())
-    console.print(f"\n[bold]{p.name}[/bold] on {target.name} ({target.arch}); levers: {levers}")
+    console.print(f"\n[bold]{escape(p.name)}[/bold] on {target.name} ({target.arch}); levers: {levers}")
     _routes(p, console)
     _gaps(p, console)
     _refusals(p, console)
@@ -44,14 +45,14 @@ def print_explained(p: ModelPlan, wanted: str, console: Console) -> None:
         row(t, place, c.arm, c.rows, f"{c.verdict}{together}", named)
     served = [f"M {a.rows} by {a.arm} ({a.origin})" for a in route.of(role)]
     served += [f"M {g.rows} by none" for g in p.gaps if (g.layer, g.role) == (q.layer, role)]
-    console.print(f"\n[bold]{p.name}[/bold]: {q.label}, [{q.n}, {q.k}] in {q.weight.format}", highlight=False)
+    console.print(f"\n[bold]{escape(p.name)}[/bold]: {q.label}, {q.n} x {q.k} in {q.weight.format}")
     console.print(t)
     console.print(f"served: {'; '.join(served)}", markup=False)
 
 
 def print_diff(d: Diff, console: Console) -> None:
     """What `b` does otherwise than `a`."""
-    console.print(f"\n[bold]{d.b.name}[/bold] against [bold]{d.a.name}[/bold]")
+    console.print(f"\n[bold]{escape(d.b.name)}[/bold] against [bold]{escape(d.a.name)}[/bold]")
     a, b = _short(d.a.name, d.b.name)
     if d.same:
         console.print("no difference: the same arms serve the same rows, in as many bytes")
@@ -153,6 +154,8 @@ def _others(p: ModelPlan, console: Console) -> None:
 
 def _memory(p: ModelPlan, console: Console) -> None:
     c = p.context
+    if not p.runs and not p.over_budget and not p.kv_tokens_each and p.whole:
+        console.print("[red]does not fit[/red]: no page of KV cache is left for each sequence")
     if p.over_budget:
         others = f", {megabytes(p.kept_others)} of other tensors" if p.kept_others else ""
         console.print(

@@ -3,6 +3,7 @@ variant's levers, pins and orders."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -38,6 +39,8 @@ class Memory:
         if self.kv_dtype not in KV_DTYPES:
             near = nearest(self.kv_dtype, KV_DTYPES)
             raise ConfigError(f"--kv-dtype {self.kv_dtype}: expected one of {', '.join(KV_DTYPES)}{near}")
+        if self.budget is not None and self.budget < 1:
+            raise ConfigError(f"--memory {self.budget}: expected 1 byte or more")
         if self.sequences < 1:
             raise ConfigError(f"--sequences {self.sequences}: expected an integer of 1 or more")
 
@@ -76,7 +79,7 @@ class Planner:
         """The plan of `CHECKPOINT`, `EXPERIMENT:VARIANT` or `CHECKPOINT@EXPERIMENT:VARIANT`; raises ConfigError and
         what opening and resolving raise."""
         path, _, rest = name.rpartition("@")
-        if Path(name).exists() or ":" not in rest:
+        if os.path.exists(name) or ":" not in rest:  # not of pathlib, which raises for a name too long
             return self._checkpoint(name, Path(name), "", "")
         experiment, _, variant = rest.partition(":")
         if path:
@@ -94,7 +97,10 @@ class Planner:
 
     def _checkpoint(self, name: str, path: Path, experiment: str, variant: str) -> ModelPlan:
         target = target_for(self.loaded, self.registry)
-        held = open_checkpoint(path, self.registry.models or None)
+        try:
+            held = open_checkpoint(path, self.registry.models or None)
+        except OSError as e:
+            raise ConfigError(f"{path}: cannot be read: {e.strerror or e}") from None
         context = self.memory.within(self._context(target, held.dims, experiment, variant))
         return plan_model(name, held.sites, context, self.registry, others_of(held))
 

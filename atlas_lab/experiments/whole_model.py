@@ -90,6 +90,12 @@ class ModelPlan:
             return 0
         return max(0, self.load.peak + self.kept_others + self.context.reserve - self.context.memory_budget)
 
+    @property
+    def runs(self) -> bool:
+        """Whether every row has an arm, the weights fit, and each sequence has at least a page of KV cache."""
+        no_cache = self.kv_tokens_each == 0 and self.kv_bytes_per_token > 0
+        return not (self.gaps or self.over_budget or no_cache)
+
     def find(self, wanted: str) -> tuple[Route, str]:
         """The route and role of `LAYER.ROLE`; raises ConfigError for a projection that the plan lacks."""
         label = wanted.removeprefix(LAYERS)

@@ -106,12 +106,16 @@ def test_the_budget(run: Run):
     assert (status, err) == (1, "")
     assert "does not fit: " in out
     assert "more than the budget of 10.0 MB" in out
+    held = plan["residency"]["steady"] + memory["others"]
+    status, out, _ = run("plan", "bf16", "--memory", str(held + memory["states"] * 2 + 16_384), "--sequences", "2")
+    assert status == 1
+    assert "does not fit: no page of KV cache is left for each sequence" in out
 
 
 def test_every_verdict_on_a_projection(run: Run, settings: None):
     status, out, _ = run("plan", "nvfp4", "-c", "r.yaml", "--explain", "3.ffn.down")
     assert status == 0
-    assert "nvfp4: layers.3.ffn.down, [256, 512] in nvfp4" in out
+    assert "nvfp4: layers.3.ffn.down, 256 x 512 in nvfp4" in out
     assert "5 nvfp4_gemv 1 yes built-in order" in out
     assert "- fake_w4a8_int8 17+ yes nothing: runs only where an order or pin names it" in out
     assert "served: M 1 by nvfp4_gemv (built-in order); M 2 to 16384 by nvfp4_gemm (built-in order)" in out
@@ -159,6 +163,7 @@ def test_variants_of_an_experiment(run: Run, settings: None):
 
 BAD = [
     (["nvfp4", "--memory", "12XB"], "--memory 12XB: expected bytes, as a number with one of B, KB, KiB, MB, MiB, "),
+    (["nvfp4", "--memory", "0"], "--memory 0: expected 1 byte or more"),
     (["nvfp4", "--reserve", "-1"], "--reserve -1: expected bytes"),
     (["nvfp4", "--kv-dtype", "int4"], "--kv-dtype int4: expected one of bf16, f16, fp8"),
     (["nvfp4", "--kv-dtype", "fp16"], "--kv-dtype fp16: expected one of bf16, f16, fp8, did you mean 'f16'?"),
@@ -170,6 +175,7 @@ BAD = [
      "did you mean 'plain'?"),
     (["nvfp4@prefill:hybird", "-c", "r.yaml"], "experiment prefill: unknown variant 'hybird', expected one of plain, "),
     (["none@prefill:hybrid", "-c", "r.yaml"], "none: "),
+    (["x" * 300], "x" * 300 + ": cannot be read: File name too long"),
     (["nvfp4", "-e", "prefill"], "plan: found neither or both of CHECKPOINT and --experiment"),
 ]  # fmt: skip
 
