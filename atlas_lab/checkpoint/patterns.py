@@ -18,7 +18,7 @@ from atlas_lab.checkpoint.json_object import CheckpointError, brief
 
 LONGEST = 2000  # characters of a pattern
 DEEPEST = 40  # parentheses within parentheses
-BUDGET = 10_000_000  # steps for all patterns of a checkpoint; 64 layers under a few patterns take a hundredth of it
+BUDGET = 10_000_000  # steps for all patterns of a checkpoint: seconds; 64 layers under a few take a hundredth of it
 _MOST_REPEATS = 1000
 
 _QUANTIFIER = re.compile(r"([*+?]|\{(?=[\d,])(\d*)(?:(,)(\d*))?\})([?+]?)")
@@ -49,14 +49,22 @@ class Name:
         self.text = text
         self.budget = budget
         self.cost = 1 + len(text) // 64
-        budget.spend(len(text) * self.cost)
+        self._held: dict[re.Pattern[str], int] = {}
 
     @cached_property
     def places(self) -> Mapping[str, int]:
+        self.budget.spend(len(self.text) * self.cost)
         places: dict[str, int] = {}
         for i, c in enumerate(self.text):
             places[c] = places.get(c, 0) | 1 << i
         return places
+
+    def held(self, accepts: re.Pattern[str]) -> int:
+        """The positions of the characters that a pattern of one character matches."""
+        if accepts not in self._held:
+            self.budget.spend(len(self.places))
+            self._held[accepts] = sum(places for c, places in self.places.items() if accepts.match(c))
+        return self._held[accepts]
 
 
 class Node(Protocol):
@@ -74,12 +82,19 @@ class _Char:
     accepts: re.Pattern[str]
 
     def ends(self, name: Name, starts: int) -> int:
-        name.budget.spend(name.cost + len(name.places))
-        held = 0
-        for c, places in name.places.items():
-            if self.accepts.match(c):
-                held |= places
-        return (starts & held) << 1
+        name.budget.spend(name.cost)
+        return (starts & name.held(self.accepts)) << 1
+
+    def runs(self, name: Name, starts: int) -> int:
+        """The positions at which any number of them may end; in as many steps as the name's length has bits."""
+        inside = name.held(self.accepts) << 1
+        step = 1
+        while step <= len(name.text):
+            name.budget.spend(name.cost)
+            starts |= inside & starts << step
+            inside &= inside << step
+            step *= 2
+        return starts
 
 
 @dataclass(frozen=True)
@@ -110,7 +125,7 @@ class _Place:
             return starts & 1 << size
         if self.kind == "$":
             return starts & (1 << size | (1 << size - 1 if name.text.endswith("\n") else 0))
-        word = sum(places for c, places in name.places.items() if re.match(r"\w", c))
+        word = name.held(_WORD)
         edges = word ^ word << 1
         return starts & (edges if self.kind == "\\b" else ~edges)
 
@@ -149,6 +164,8 @@ class _Repeat:
             before, starts = starts, self.part.ends(name, starts)
             if starts in (0, before):
                 break
+        if self.most is None and isinstance(self.part, _Char):
+            return self.part.runs(name, starts)
         found = front = starts
         # After as many rounds as the name has positions nothing is new.
         for _ in range(min(len(name.text) + 1, len(name.text) + 1 if self.most is None else self.most - self.least)):
@@ -168,26 +185,25 @@ class _Look:
     absent: bool
 
     def ends(self, name: Name, starts: int) -> int:
-        kept = 0
-        for i in range(len(name.text) + 1):
-            here = 1 << i
-            if starts & here:
-                name.budget.spend(name.cost)
-                if self.behind:
-                    found = any(self.part.ends(name, 1 << j) & here for j in range(i + 1))
-                else:
-                    found = self.part.ends(name, here) != 0
-                kept |= here if found != self.absent else 0
-        return kept
+        places = [1 << i for i in range(len(name.text) + 1)]
+        name.budget.spend(len(places) * name.cost)
+        if self.behind:
+            found = 0
+            for place in places:
+                found |= self.part.ends(name, place)
+        else:
+            found = sum(place for place in places if starts & place and self.part.ends(name, place))
+        return starts & (~found if self.absent else found)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern that was read; `prefix` is the literal text that every match begins with."""
+    """A pattern that was read; every name that it matches begins with `prefix` and has the `needed` texts in it."""
 
     text: str
     root: Node
     prefix: str = ""
+    needed: tuple[str, ...] = ()
 
     @classmethod
     def regex(cls, text: str, label: str) -> Pattern:
@@ -200,7 +216,7 @@ class Pattern:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 re.compile(text)
-            return cls(text, _Reader(text).whole())
+            return cls._of(text, _Reader(text).whole())
         except (re.error, OverflowError, RecursionError, _UnknownError) as e:
             raise CheckpointError(f"{label}: found {brief(text)} ({e}), {expected}") from None
 
@@ -213,19 +229,26 @@ class Pattern:
                 parts.append(_Repeat(_ANY, 0, None))
             elif piece:
                 parts.append(_ANY if piece == "?" else _Literal(piece))
-        return cls(text, _Sequence((*parts, _Place("\\Z"))), re.split(r"[*?]", text)[0])
+        return cls._of(text, _Sequence((*parts, _Place("\\Z"))))
 
-    def ends(self, name: Name) -> int:
-        """The positions at which a match from the name's start may end, as bits."""
-        name.budget.spend(1)
-        return self.root.ends(name, 1) if name.text.startswith(self.prefix) else 0
+    @classmethod
+    def _of(cls, text: str, root: Node) -> Pattern:
+        parts = root.parts if isinstance(root, _Sequence) else ()
+        literals = tuple(p.text for p in parts if isinstance(p, _Literal))
+        prefix = literals[0] if literals and isinstance(parts[0], _Literal) else ""
+        return cls(text, root, prefix, tuple(sorted(literals, key=len, reverse=True)))
 
     def matches(self, name: Name) -> bool:
-        return self.ends(name) != 0
+        """Whether the name, or for an expression some beginning of it, is as the pattern says."""
+        name.budget.spend(1 + len(self.needed) * name.cost)
+        if not name.text.startswith(self.prefix) or not all(n in name.text for n in self.needed):
+            return False
+        return self.root.ends(name, 1) != 0
 
 
 _ANY = _Char(re.compile(".", re.DOTALL))
 _DOT = _Char(re.compile("."))
+_WORD = re.compile(r"\w")
 
 
 class _UnknownError(Exception):
@@ -257,7 +280,12 @@ class _Reader:
     def sequence(self) -> Node:
         parts: list[Node] = []
         while self.at < len(self.text) and self.text[self.at] not in "|)":
-            parts.append(self.repeated(self.atom()))
+            atom = self.atom()
+            part = self.repeated(atom)
+            if part is atom and isinstance(atom, _Literal) and parts and isinstance(parts[-1], _Literal):
+                parts[-1] = _Literal(parts[-1].text + atom.text)
+            else:
+                parts.append(part)
         return _Sequence(tuple(parts))
 
     def repeated(self, part: Node) -> Node:
@@ -290,6 +318,9 @@ class _Reader:
                 return _Place(two)
             if not _ESCAPE.fullmatch(two):
                 raise _UnknownError(f"the escape {two}")
+            if not two[1].isalpha():
+                self.at += 2
+                return _Literal(two[1])
             return self.char(two)
         self.at += 1
         if c in "^$":

@@ -190,7 +190,7 @@ def damaged(draw):
     return root[""], held
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(damaged())
 def test_a_damaged_config_is_right_or_one_sentence(case):
     config, held = case

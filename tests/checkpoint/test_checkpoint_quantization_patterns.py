@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from atlas_lab.checkpoint import CheckpointError
-from atlas_lab.checkpoint.patterns import Budget, Name, Pattern
+from atlas_lab.checkpoint.patterns import BUDGET, Budget, Name, Pattern
 
 LAYER = "model.language_model.layers.17."
 
@@ -60,7 +60,7 @@ def parts(inner):
 expressions = st.recursive(characters, parts, max_leaves=8)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=800)
 @given(expressions, st.lists(st.text("ab.1\n", max_size=7), min_size=1, max_size=5))
 def test_every_pattern_matches_as_re_does(pattern, names):
     with warnings.catch_warnings():
@@ -114,10 +114,22 @@ def test_no_pattern_takes_long(pattern):
 
 def test_a_budget_ends_what_would_take_too_long():
     pattern = "(?=.*" * 30 + "b" + ")" * 30
+    started = time.perf_counter()
     with pytest.raises(
         CheckpointError, match=r"^here: found patterns that take too many steps to match, expected simpler ones$"
     ):
-        matches(pattern, "a" * 400)
+        matches(pattern, "a" * 400, BUDGET)
+    assert time.perf_counter() - started < 10
+
+
+def test_a_whole_model_under_real_patterns_takes_a_tenth_of_the_budget():
+    budget = Budget("here")
+    patterns = [Pattern.regex(pattern, "here") for pattern, _ in REAL]
+    for i in range(64):
+        for m in MODULES:
+            name = Name(f"model.language_model.layers.{i}.{m}", budget)
+            assert sum(p.matches(name) for p in patterns) > 0
+    assert budget.left > BUDGET * 9 // 10
 
 
 @pytest.mark.parametrize(("pattern", "why"), [
