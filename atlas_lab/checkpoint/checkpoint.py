@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from atlas_lab.checkpoint import quantization
 from atlas_lab.checkpoint.gemma import GEMMA
+from atlas_lab.checkpoint.gguf import SUFFIX as GGUF
+from atlas_lab.checkpoint.gguf import GgufStore, open_gguf
 from atlas_lab.checkpoint.json_object import CheckpointError, brief
 from atlas_lab.checkpoint.layout import Layout, Parameter
 from atlas_lab.checkpoint.qwen35 import QWEN35
@@ -115,10 +117,10 @@ def open_checkpoint(
     models: Mapping[str, ModelFamily] | None = None,
     tensor_parallel: tuple[int, int] = (0, 1),
 ) -> Checkpoint:
-    """Read a checkpoint's headers and config.json. `models` are families by name (a registry's); `tensor_parallel` is
-    the rank whose share is wanted, and the number of ranks. Raises CheckpointError, also where quantization configs
-    disagree with what the tensors are."""
-    store = Store.open(path)
+    """Read a checkpoint's headers and config.json, or a GGUF file's metadata. `models` are families by name (a
+    registry's); `tensor_parallel` is the rank whose share is wanted, and the number of ranks. Raises CheckpointError,
+    also where quantization configs disagree with what the tensors are."""
+    store = open_gguf(path) if Path(path).suffix == GGUF else Store.open(path)
     known = BUILT_IN if models is None else models
     if not store.config:
         raise CheckpointError(f"{store.path}: {CONFIG}: missing, expected a model's beside its tensors")
@@ -137,7 +139,8 @@ def _described(store: Store, model: ModelFamily, tensor_parallel: tuple[int, int
     rank, size = tensor_parallel
     dims = model.dims(store.config)
     sites = tuple(model.sites(store.config, store.tensors))
-    quantization.check_sites(store.config, store.path, store.tensors, sites)
+    if not isinstance(store, GgufStore):  # whose tensors say all there is, whatever lies beside it
+        quantization.check_sites(store.config, store.path, store.tensors, sites)
     parameters: tuple[Parameter, ...] = tuple(_optional(model, "parameters", store.config, store.tensors) or ())
     missing: tuple[str, ...] = tuple(_optional(model, "missing", store.config, store.tensors) or ())
     read = {name for s in sites for p in s.projections for t in p.weight.tensors.values() for name in _names(t)}

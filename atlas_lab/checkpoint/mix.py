@@ -47,12 +47,12 @@ def mix(spelled: str, producer: str = "") -> Mix:
 
 
 def quantization_config(m: Mix, quantized: Mapping[str, Convention], ignored: Sequence[str]) -> dict[str, Any] | None:
-    """The `quantization_config` of config.json; None for BF16.
+    """The `quantization_config` of config.json; None for BF16, and for blocks, which no loader of one reads.
 
     `quantized` are the linear modules by their convention, `ignored` those that stay BF16.
     """
     held = list(dict.fromkeys(c for c in (m.ffn, m.rest) if c.format != "bf16"))
-    if not held:
+    if not held or held[0].producer == "ggml":
         return None
     producer = held[0].producer
     if producer in ("qwen", "deepseek"):

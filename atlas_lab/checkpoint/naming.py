@@ -13,8 +13,9 @@ import numpy as np
 from atlas_lab.checkpoint.json_object import CheckpointError
 from atlas_lab.core.projection import HEAD, WeightSource
 from atlas_lab.core.tensor import Tensor
-from atlas_lab.formats import FormatError, checks, get, scan
+from atlas_lab.formats import FORMATS, FormatError, checks, get, scan
 from atlas_lab.formats.dtypes import dtype
+from atlas_lab.formats.ggml import Blocks
 
 Read = Callable[[slice], np.ndarray]
 
@@ -25,6 +26,12 @@ SUFFIXES: dict[str, dict[str, tuple[str, ...]]] = {
     "nvfp4": {"weight": ("weight",), "scale": ("weight_scale",), "global_scale": ("weight_scale_2",)},
     "nvfp4_ct": {"weight": ("weight_packed",), "scale": ("weight_scale",), "global_scale": ("weight_global_scale",)},
 }
+
+# Weights in GGML's blocks, by the suffix that says which; only GGUF files have them, and they name no module.
+BLOCKS: dict[str, str] = {f"weight_{f.name}": f.name for f in FORMATS.values() if isinstance(f, Blocks)}
+SUFFIXES |= {form: {"blocks": (suffix,)} for suffix, form in BLOCKS.items()}
+SUFFIXES["block_nvfp4"]["global_scale"] = SUFFIXES["nvfp4"]["global_scale"]
+OPTIONAL = frozenset({("block_nvfp4", "global_scale")})  # fields that a weight may lack
 
 # Scales of activations: stored beside a weight, no part of it.
 ACTIVATION_SUFFIXES = ("input_scale", "input_global_scale", "activation_scale")
@@ -81,7 +88,7 @@ class Convention:
         form = get(self.format)
         handles = self.tensors(module, n, k)
         tiles = form.geometry.rows if form.geometry.kind == "block" else 1
-        whole = {"tensor": ("scale",), "group": ("global_scale",)}.get(form.geometry.kind, ())
+        whole = ("global_scale",) if "global_scale" in handles else ("scale",) * (form.geometry.kind == "tensor")
 
         def wide(rows: slice) -> np.ndarray:
             w = read(rows).astype(np.float32)
@@ -128,15 +135,17 @@ CONVENTIONS: tuple[Convention, ...] = (
     Convention("compressed-tensors", "nvfp4_ct"),
 )
 
+GGML: tuple[Convention, ...] = tuple(Convention("ggml", form) for form in BLOCKS.values())
+
 BF16 = CONVENTIONS[0]
 
 
 def convention(format_name: str, producer: str = "") -> Convention:
     """How `producer` (by default the format's usual one) stores a format; raises CheckpointError."""
-    known_formats = dict.fromkeys(c.format for c in CONVENTIONS)
+    known_formats = dict.fromkeys(c.format for c in (*CONVENTIONS, *GGML))
     if format_name not in known_formats:
         raise CheckpointError(f"format: found {format_name!r}, expected one of {', '.join(known_formats)}")
-    mine = [c for c in CONVENTIONS if c.format == format_name]
+    mine = [c for c in (*CONVENTIONS, *GGML) if c.format == format_name]
     for c in mine:
         if producer in ("", c.producer):
             return c

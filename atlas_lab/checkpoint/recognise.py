@@ -6,16 +6,17 @@ from collections.abc import Mapping
 
 from atlas_lab.checkpoint import foreign
 from atlas_lab.checkpoint.json_object import CheckpointError
-from atlas_lab.checkpoint.naming import ACTIVATION_SUFFIXES, SUFFIXES
+from atlas_lab.checkpoint.naming import ACTIVATION_SUFFIXES, BLOCKS, OPTIONAL, SUFFIXES
 from atlas_lab.checkpoint.store import Store
 from atlas_lab.core.projection import WeightSource
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.formats import FormatError, get
+from atlas_lab.formats.ggml import Blocks
 
 Tensors = Mapping[str, Tensor]
 
 # Tensors of weights and their companions, in every convention that is read and in those that are refused by name.
-_CODES = ("weight", "weight_packed")
+_CODES = ("weight", "weight_packed", *BLOCKS)
 _KNOWN = tuple(
     dict.fromkeys((*_CODES, *(s for fields in SUFFIXES.values() for suffixes in fields.values() for s in suffixes)))
 )
@@ -52,7 +53,7 @@ def recognise(tensors: Tensors, module: str) -> WeightSource | None:
         found = ", ".join(held)
         raise CheckpointError(f"{module}: found {found}, expected {'one of ' if weights else ''}{wanted}")
     weight = held[weights[0]]
-    family = _family(weight, packed=weights[0] == "weight_packed")
+    family = BLOCKS.get(weights[0]) or _family(weight, packed=weights[0] == "weight_packed")
     fields = _fields(module, family, held)
     if family == "fp8":
         fields["scale"] = _matrix(fields["scale"])
@@ -99,11 +100,14 @@ def _family(weight: Tensor, *, packed: bool) -> str:
 
 def _fields(module: str, family: str, held: Tensors) -> dict[str, Tensor]:
     """The tensors of a weight by field; raises CheckpointError where one is missing, doubled or has no place."""
-    title = {"bf16": "BF16", "fp8": "FP8", "nvfp4": "ModelOpt NVFP4", "nvfp4_ct": "compressed-tensors NVFP4"}[family]
+    titles = {"bf16": "BF16", "fp8": "FP8", "nvfp4": "ModelOpt NVFP4", "nvfp4_ct": "compressed-tensors NVFP4"}
+    title = titles.get(family, family)
     fields = {}
     for field, suffixes in SUFFIXES[family].items():
         found = [s for s in suffixes if s in held]
         names = " or ".join(f"{module}.{s}" for s in suffixes)
+        if not found and (family, field) in OPTIONAL:
+            continue
         if not found:
             raise CheckpointError(f"{names}: missing, found {_names(module, held)}, expected it in {title} weights")
         if len(found) > 1:
@@ -125,9 +129,12 @@ def _shape(weight: Tensor, form: str) -> tuple[int, int]:
     if len(weight.shape) != 2 or 0 in weight.shape:
         raise CheckpointError(f"{weight.name}: found shape {list(weight.shape)}, expected two dimensions of 1 or more")
     n, width = weight.shape
+    made = get(form)
     k = width * 2 if weight.dtype == "u8" else width
     try:
-        get(form).tensors(n, k)
+        if isinstance(made, Blocks):
+            n, k = made.weight_shape(weight.shape)
+        made.tensors(n, k)
     except FormatError as e:
         raise CheckpointError(f"{weight.name}: {e}") from None
     return n, k
@@ -159,6 +166,8 @@ def _fp8(weight: Tensor, scale: Tensor) -> str:
 def _agree(specs: Mapping[str, tuple[str, tuple[int, ...]]], fields: Tensors, weight: Tensor) -> None:
     """Raise CheckpointError for a companion whose dtype or shape the codes do not imply."""
     for field, (dtype, shape) in specs.items():
+        if field not in fields:
+            continue  # one that a weight may lack
         t = fields[field]
         shapes = ((), (1,)) if field == "global_scale" else (shape,)
         if t.dtype != dtype or t.shape not in shapes:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from atlas_lab.formats import checks, e2m1, e4m3, scan
-from atlas_lab.formats.base import Format, Spec, Tensors
+from atlas_lab.formats.base import Spec, Tensors
 from atlas_lab.formats.ggml import Blocks, packed, refuse
 from atlas_lab.formats.nvfp4 import Nvfp4
 
@@ -55,8 +55,11 @@ class BlockNvfp4(Blocks):
 
         ggml's own quantizer knows no tensor scale, and loses small weights for it.
         """
+        return self.quantize_rows(w)
+
+    def quantize_rows(self, w: np.ndarray, amax: np.float32 | None = None) -> dict[str, np.ndarray]:
         checks.dims(self.name, *checks.source(w, self.name), BLOCK)
-        made = Nvfp4().quantize(w)
+        made = Nvfp4().quantize_rows(w, amax)
         return {"blocks": from_nvfp4(made["weight"], made["scale"]), GLOBAL: made["global_scale"]}
 
     def dequantize(self, t: Tensors) -> np.ndarray:
@@ -125,9 +128,8 @@ def _codes(blocks: np.ndarray) -> np.ndarray:
 
 
 def _global_scale(t: Tensors, label: str) -> np.ndarray:
-    shape = t["blocks"].shape
-    k = shape[1] // BYTES * BLOCK
-    return checks.field(t, label, GLOBAL, ("f32",), ((), (1,)), (shape[0], k))
+    n, k = FORMATS[0].weight_shape(t["blocks"].shape)
+    return checks.field(t, label, GLOBAL, ("f32",), ((), (1,)), (n, k))
 
 
-FORMATS: tuple[Format, ...] = (BlockNvfp4(),)
+FORMATS: tuple[BlockNvfp4, ...] = (BlockNvfp4(),)

@@ -72,14 +72,22 @@ class Blocks(Format):
             for name, scale in self.scales(blocks[rows]):
                 refuse(scale, ~np.isfinite(scale), f"{label}.blocks: found {name} =", "a finite f16", rows.start)
 
+    def weight_shape(self, stored: tuple[int, ...]) -> tuple[int, int]:
+        """N and K of a weight by the shape of its blocks; raises FormatError."""
+        if len(stored) != 2 or 0 in stored or stored[1] % self.block_bytes:
+            expected = f"[N, a multiple of the {self.block_bytes} bytes of a block of {self.block}]"
+            raise FormatError(f"found shape {list(stored)}, expected {expected}")
+        return stored[0], stored[1] // self.block_bytes * self.block
+
     def structure(self, t: Tensors, label: str) -> np.ndarray:
         """The blocks as `[N, K / block, block_bytes]`; raises FormatError."""
         a = checks.present(t, label, "blocks")
         if checks.dtype_name(a) != "u8":
             raise FormatError(f"{label}.blocks: found dtype {checks.dtype_name(a)}, expected u8")
-        if a.ndim != 2 or 0 in a.shape or a.shape[1] % self.block_bytes:
-            expected = f"[N, a multiple of the {self.block_bytes} bytes of a block of {self.block}]"
-            raise FormatError(f"{label}.blocks: found shape {list(a.shape)}, expected {expected}")
+        try:
+            self.weight_shape(a.shape)
+        except FormatError as e:
+            raise FormatError(f"{label}.blocks: {e}") from None
         return a.reshape(a.shape[0], -1, self.block_bytes)
 
     @abstractmethod

@@ -316,7 +316,7 @@ def test_selection():
          "vocab, tied, prediction; did you mean hidden?"),
         (lambda: sizes(hidden=0), "hidden_size: found 0, expected an integer of 1 or more"),
         (lambda: synthetic_sites(SIZES["tiny"], "int8"), "format: found 'int8', expected one of bf16, fp8, fp8_tensor, "
-         "fp8_row, nvfp4, nvfp4_ct"),
+         "fp8_row, nvfp4, nvfp4_ct, q8_0, q4_k, q6_k, q2_0_g64, q2_0_g128, block_nvfp4"),
         (lambda: synthetic_sites(SIZES["tiny"], "fp8", producer="x"), "producer of fp8: found 'x', expected one of "
          "qwen, deepseek, compressed-tensors"),
         (lambda: synthetic_sites(sizes("tiny", hidden=264), "nvfp4"), f"{P}0.linear_attn.in_proj_qkv: nvfp4: found "
