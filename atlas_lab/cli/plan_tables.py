@@ -148,7 +148,7 @@ def _others(p: ModelPlan, console: Console) -> None:
         return
     t = table("tensors that no projection reads", ">MB", ">tensors", "")
     for o in p.others:
-        row(t, o.meaning, megabytes(o.bytes), o.count, "kept as stored" if o.kept else "not loaded")
+        row(t, o.meaning, megabytes(o.bytes), o.count, "kept" if o.kept else "not loaded")
     console.print(t)
 
 
@@ -176,7 +176,7 @@ def _memory(p: ModelPlan, console: Console) -> None:
 
 def _pruned(p: ModelPlan, console: Console) -> None:
     if not p.load.pruned:
-        console.print("pruned: nothing, every stored weight is read in place")
+        console.print("pruned: nothing, every stored weight stays")
         return
     total = sum(x.tensor.bytes for x in p.load.pruned)
     console.print(f"pruned: {len(p.load.pruned)} stored tensors, {megabytes(total)} MB, do not stay on the device")

@@ -73,7 +73,7 @@ def test_a_whole_checkpoint(run: Run):
     assert "multi-token prediction, not used" in out
     assert "not loaded" in out
     assert "tokens of 1,024 bytes (bf16, pages of 16) for 1 sequence: of 150,754.8 MB" in out
-    assert "pruned: nothing, every stored weight is read in place" in out
+    assert "pruned: nothing, every stored weight stays" in out
 
 
 def test_gaps_are_listed_with_the_bytes_and_exit_1(run: Run):
