@@ -168,6 +168,7 @@ def others_of(held: Checkpoint) -> tuple[Other, ...]:
         p = read.get(t.name)
         if p is not None:
             size = p.tensor.elements * dtype(p.dtype).bytes
+            meaning = p.role if meaning == "unknown" else meaning
         else:
             size = t.bytes
         # a family that does not describe its parameters says what it does not use

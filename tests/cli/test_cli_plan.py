@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atlas_lab import checkpoint, cli
 from atlas_lab.checkpoint.qwen35 import QWEN35
 from atlas_lab.checkpoint.writer import write_model
+from atlas_lab.core.registry import Registry
+from atlas_lab.experiments import settings as settings_module
 from atlas_lab.experiments.plan_results import read_plan
 
 ARMS = Path(__file__).parents[1] / "experiments" / "whole_model_arms.py"
+PLAIN = ("bf16_gemv", "bf16_gemm", "fp8_gemv", "fp8_gemm", "nvfp4_gemv", "nvfp4_gemm")
 Run = Callable[..., tuple[int, str, str]]
 
 SETTINGS = f"""
@@ -46,9 +50,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, models: Path) -> Run:
-    """Runs a command line beside the models: exit status, stdout with its spaces joined, stderr."""
+    """Runs a command line beside the models, with six built-in arms: exit status, stdout with its spaces joined,
+    stderr."""
     monkeypatch.chdir(models)
     monkeypatch.setenv("COLUMNS", "160")
+    real = settings_module.registry_for
+
+    def plain(*given: Any) -> Registry:
+        made = real(*given)
+        made.entries = [e for e in made.entries if e.arm.name in PLAIN or e.arm.name.startswith("fake_")]
+        return made
+
+    monkeypatch.setattr(settings_module, "registry_for", plain)
 
     def command(*argv: str) -> tuple[int, str, str]:
         status = cli.run(list(argv))

@@ -14,6 +14,7 @@ from headers_gguf import write_headers
 from atlas_lab.checkpoint import open_checkpoint
 from atlas_lab.checkpoint.qwen35 import QWEN35
 from atlas_lab.checkpoint.writer import write_model
+from atlas_lab.core.registry import load_registry
 from atlas_lab.experiments.plan_diff import compare
 from atlas_lab.experiments.whole_model import ModelPlan, others_of, plan_model
 
@@ -80,6 +81,14 @@ def test_projections(plans: dict[str, ModelPlan], heading: str, title: str):
     plan = plans[title]
     added = total(tables(heading)[0])
     assert added == plan.load.steady == plan.load.peak == plan.stored
+
+
+def test_what_is_stored_does_not_hang_on_the_arms(plans: dict[str, ModelPlan]):
+    everything = load_registry()
+    for plan in plans.values():
+        context = cases.context(everything, dims=plan.context.dims)
+        again = plan_model(plan.name, [r.site for r in plan.routes], context, everything)
+        assert again.stored == plan.stored
 
 
 def test_projections_in_groups_of_64(model_registry, tmp_path: Path):
