@@ -15,7 +15,7 @@ from atlas_lab.checkpoint.files import Group, Progress, new_folder, silent, writ
 from atlas_lab.checkpoint.json_object import CheckpointError
 from atlas_lab.checkpoint.mix import mix, quantization_config
 from atlas_lab.checkpoint.naming import BF16, Convention
-from atlas_lab.checkpoint.sliced import base_name, part_of
+from atlas_lab.checkpoint.sliced import Slice, base_name
 from atlas_lab.checkpoint.store import CONFIG
 from atlas_lab.checkpoint.writer import METADATA
 from atlas_lab.core.projection import Projection
@@ -85,20 +85,25 @@ def _quantized(c: Convention, stored: Tensor, source: Checkpoint) -> Group:
     n, k = stored.shape
 
     def rows(at: slice) -> np.ndarray:
-        return source.store.read(part_of(stored, (((at.start, at.stop),),)).name)
+        return source.store.read(_rows(stored, at))
 
     return Group(tuple(c.tensors(module, n, k).values()), lambda: c.encode(module, n, k, rows))
 
 
 def _copied(t: Tensor, source: Checkpoint) -> Group:
     def pieces() -> Iterator[np.ndarray]:
-        if len(t.shape) < 2:
+        if not t.shape:
             yield source.store.read(t.name)
             return
         for rows in scan.row_chunks(t.shape[0], prod(t.shape[1:])):
-            yield source.store.read(part_of(t, (((rows.start, rows.stop),),)).name)
+            yield source.store.read(_rows(t, rows))
 
     return Group((t,), lambda: {t.name: pieces()})
+
+
+def _rows(t: Tensor, rows: slice) -> str:
+    """Rows by name: read, and not mapped, also where they are all."""
+    return str(Slice(t.name, (((rows.start, rows.stop),),)))
 
 
 def _any(role: str, patterns: Sequence[str]) -> bool:

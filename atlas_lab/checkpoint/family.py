@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atlas_lab.checkpoint.json_object import CheckpointError, brief
-from atlas_lab.checkpoint.layout import ROWS, Cut, Layout, Other, Parameter, Weight
+from atlas_lab.checkpoint.layout import EMBED, ROWS, Cut, Layout, Other, Parameter, Weight
 from atlas_lab.checkpoint.recognise import recognise
 from atlas_lab.checkpoint.slicing import cut_weight
 from atlas_lab.core.context import ModelDims
@@ -78,7 +78,7 @@ class Family(ABC):
         layout = self.layout(config)
         prefix = prefix_of(layout, tensors)
         named = [(layer, o, tensors[name]) for layer, o, name in layout.named_others(prefix) if name in tensors]
-        return [_parameter(layer, other, t) for layer, other, t in named]
+        return [_parameter(layer, o, t) for layer, o, t in named]
 
     def missing(self, config: Mapping[str, Any], tensors: Tensors) -> list[str]:
         """Tensors of the model, other than its layers' projections, that the checkpoint has not; none of a part."""
@@ -86,7 +86,8 @@ class Family(ABC):
             return []
         layout = self.layout(config)
         prefix = prefix_of(layout, tensors)
-        names = [name for _, _, name in layout.named_others(prefix) if name not in tensors]
+        named = layout.named_others(prefix)
+        names = [name for _, o, name in named if name not in tensors and not _elsewhere(o, name, tensors)]
         if layout.head and not _head(layout, prefix, tensors):
             names.append(f"{layout.head.module}.weight")
         return names
@@ -202,8 +203,15 @@ def _head(layout: Layout, prefix: str, tensors: Tensors) -> Projection | None:
     return None
 
 
+def _elsewhere(o: Other, name: str, tensors: Tensors) -> bool:
+    """Whether the embedding is stored in another form than by its values."""
+    return o.role == EMBED and any(t.startswith(f"{name}_") for t in tensors)
+
+
 def _parameter(layer: int | None, other: Other, t: Tensor) -> Parameter:
     p = Parameter(layer, other.role, t, other.dtype, other.centred)
+    if other.role == EMBED and t.dtype not in _FLOATS:
+        return p
     if t.dtype not in _FLOATS:
         raise CheckpointError(f"{t.name}: found dtype {t.dtype}, expected one of {', '.join(_FLOATS)} for {p.label}")
     if t.shape != other.shape:

@@ -170,4 +170,5 @@ class Parameter:
 
     @property
     def label(self) -> str:
+        """`layers.0.gdn.A_log`; of the model's own the role alone."""
         return self.role if self.layer is None else f"layers.{self.layer}.{self.role}"

@@ -41,9 +41,11 @@ def mix(spelled: str, producer: str = "") -> Mix:
         return Mix(ffn, ffn)
     if "+" in second:
         raise CheckpointError(f"format: found {spelled!r}, expected one format, or two as in nvfp4+fp8")
+    if second == BF16.format:
+        return Mix(ffn, BF16, head=ffn if ffn.producer == "modelopt" else BF16)
     if ffn.producer == "modelopt":
         return Mix(ffn, convention({"fp8": "fp8_tensor"}.get(second, second), "modelopt"), head=ffn)
-    return Mix(ffn, convention(second, "" if BF16.format in (first, second) else ffn.producer))
+    return Mix(ffn, convention(second, "" if first == BF16.format else ffn.producer))
 
 
 def quantization_config(m: Mix, quantized: Mapping[str, Convention], ignored: Sequence[str]) -> dict[str, Any] | None:

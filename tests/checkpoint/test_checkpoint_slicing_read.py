@@ -1,6 +1,5 @@
 """Parts of stored tensors: what their names mean, and that reading one reads its bytes and no other."""
 
-import io
 import json
 import re
 
@@ -10,7 +9,7 @@ from checkpoint_files import entry, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_lab.checkpoint import CheckpointError, Store, safetensors
+from atlas_lab.checkpoint import CheckpointError, Store
 from atlas_lab.checkpoint.sliced import Slice, base_name, part_of
 from atlas_lab.core.tensor import Tensor
 
@@ -73,22 +72,6 @@ def stored(tmp_path_factory):
     }
     path = write(tmp_path_factory.mktemp("parts") / "m.safetensors", header, data)
     return Store.open(path), values, 8 + len(json.dumps(header)) + 10
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    """Offset and length of every read of a part."""
-    seen = []
-
-    class Counted(io.FileIO):
-        def readinto(self, buffer):
-            at = self.tell()
-            count = super().readinto(buffer)
-            seen.append((at, count, len(buffer)))
-            return count
-
-    monkeypatch.setattr(safetensors, "open_raw", Counted)
-    return seen
 
 
 def test_reading_a_part_reads_its_bytes_alone(stored, reads):

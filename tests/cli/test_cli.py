@@ -113,7 +113,7 @@ BAD = [
     (["inspect", "toyy"], "unknown arm 'toyy', expected one of bf16_gemv"),
     (["checkpoint", "show", "none"], "none: "),
     (["checkpoint", "new", "c", "--format", "fp9"], "format: found 'fp9', expected one of bf16"),
-    (["checkpoint", "new", "c", "--size", "tinny"], "size: found 'tinny', expected one of"),
+    (["checkpoint", "new", "c", "--size", "tinny"], "model: found 'tinny', expected one of"),
 ]  # fmt: skip
 
 
