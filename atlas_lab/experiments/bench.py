@@ -14,7 +14,7 @@ from atlas_lab.core.context import Context, Pin, Preferences
 from atlas_lab.core.registry import Registry
 from atlas_lab.core.rows import Rows
 from atlas_lab.core.target import Target
-from atlas_lab.experiments import peers
+from atlas_lab.experiments import bench_load, peers
 from atlas_lab.experiments.ab import Notify, machine, silent, tool
 from atlas_lab.experiments.bench_results import BenchCell, BenchResult, Measured, Must, PeerResult, Relative
 from atlas_lab.experiments.cells import launch_result
@@ -67,6 +67,8 @@ def run_bench(
             cell = BenchCell(name=case.name, arm=case.arm, format=case.format, n=case.n, k=case.k, m=case.m)
             result.cells.append(cell)
             _case(case, cell, registry, said, device, products, with_peers, seed)
+        if suite == bench_load.SUITE:
+            result.cells.append(bench_load.run_load(device, seed, notify))
     result.status = "complete"
     return result
 

@@ -41,7 +41,7 @@ class PeerResult(Part):
 
 
 class Must(Part):
-    """What a case must reach: `of_peer` or `of_floor`."""
+    """What a case must reach: `of_peer`, `of_floor` or `of_copy`."""
 
     name: str
     limit: float

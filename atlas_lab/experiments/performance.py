@@ -82,7 +82,11 @@ def relative(r: Relative) -> str:
 
 
 def _musts(result: BenchResult) -> list[str]:
-    words = {"of_peer": "of its peer's speed", "of_floor": "of the read kernel's rate over the same bytes"}
+    words = {
+        "of_peer": "of its peer's speed",
+        "of_floor": "of the read kernel's rate over the same bytes",
+        "of_copy": "of the rate of copies from page-locked memory",
+    }
     out = []
     for c in result.cells:
         for m in c.must:

@@ -42,7 +42,8 @@ def _foundation() -> tuple[BenchCase, ...]:
     return (*gemv, *(must if c.name == must.name else c for c in gemm))
 
 
-SUITES: dict[str, tuple[BenchCase, ...]] = {"foundation": _foundation()}
+# `load` measures no arm: `bench_load` makes its one case.
+SUITES: dict[str, tuple[BenchCase, ...]] = {"foundation": _foundation(), "load": ()}
 
 
 def suite(name: str) -> tuple[BenchCase, ...]:

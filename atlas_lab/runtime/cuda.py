@@ -88,11 +88,13 @@ class CudaDevice(Device):
 
     def uploader(self, nbytes: int) -> Uploader:
         """Through page-locked memory, which is taken once, from the size on where that pays."""
-        if nbytes < STAGED_FROM:
-            return super().uploader(nbytes)
+        return super().uploader(nbytes) if nbytes < STAGED_FROM else Staged(self.lane())
+
+    def lane(self) -> PinnedLane:
+        """The page-locked memory that uploads go through."""
         if self._lane is None:
             self._lane = PinnedLane(self)
-        return Staged(self._lane)
+        return self._lane
 
     def attach(self) -> None:
         self._core.set_current()

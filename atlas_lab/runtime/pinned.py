@@ -43,6 +43,15 @@ class PinnedLane(Lane):
         call(what, "cuMemcpyHtoDAsync", buffer.memory + offset, source, size, self._stream)
         call(what, "cuEventRecord", self._events[slot], self._stream)
 
+    @property
+    def bytes(self) -> int:
+        """Of all slots."""
+        return sum(s.nbytes for s in self.slots)
+
+    def send_all(self, buffer: Buffer) -> None:
+        """Begin to copy all slots to the buffer at once."""
+        call("copying", "cuMemcpyHtoDAsync", buffer.memory, self._base, self.bytes, self._stream)
+
     def wait(self, slot: int) -> None:
         call("waiting for an upload", "cuEventSynchronize", self._events[slot])
 

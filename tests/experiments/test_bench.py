@@ -39,7 +39,7 @@ def test_what_the_foundation_must_reach():
     with pytest.raises(ConfigError) as e:
         suites.suite("fundation")
     assert str(e.value) == (
-        "--suite fundation: found no such suite, expected one of foundation, did you mean 'foundation'?"
+        "--suite fundation: found no such suite, expected one of foundation, load, did you mean 'foundation'?"
     )
 
 
