@@ -32,6 +32,7 @@ _MEANINGS = (
     (r"\.(input_scale|input_global_scale)$", "scale of activations"),
     (r"\.(k_scale|v_scale)$", "scale of the KV cache"),
     (r"\.experts\.", "experts, not supported"),
+    (r"per_layer_", "input of its own for every layer, not used"),
     (r"embed_tokens\.weight$", "embedding"),
     (r"lm_head\.", "output head"),
     (r"\.linear_attn\.conv1d\.weight$", "convolution"),

@@ -94,7 +94,8 @@ class Reference:
 
 def selected(held: Checkpoint, layers: Sequence[int], roles: Sequence[str]) -> list[Site]:
     """The sites of a checkpoint among layers and role patterns; raises CheckpointError for one it has not."""
-    wanted = qwen35.selected(Sizes.of(held.config), layers, roles)
+    layout = held.layout
+    wanted = layout.selected(layers, roles) if layout else qwen35.selected(Sizes.of(held.config), layers, roles)
     have = {(p.layer, p.role): p for p in held.projections}
     out = []
     for layer, group in wanted:
@@ -158,6 +159,9 @@ def references(loaded: Loaded, name: str, x: Experiment, *, small: bool, models:
     dims = x.interpreter or (SMALL if x.model is not None else None)
     if not small or dims is None or _fits(full, dims):
         return References(full, full)
+    if full.source is not None and full.source.family not in FAMILIES:
+        said = f"found dimensions for a {full.source.family} checkpoint, expected none: small models are of"
+        raise loaded.source.error((*at, "interpreter"), f"{said} {', '.join(FAMILIES)}")
     held = full.sizes or Sizes.of(full.source.config if full.source else {})
     s = checkpoint.sizes(
         "tiny",

@@ -81,6 +81,18 @@ def test_a_checkpoint_as_reference(tmp_path: Path):
     assert again.path == held.path
 
 
+def test_a_checkpoint_of_another_family(tmp_path: Path):
+    checkpoint.new(tmp_path / "model", "bf16", "tiny-llama")
+    r = make("checkpoint: model", base=tmp_path)
+    held = r.numbers.file("nvfp4", tmp_path / "cache")
+    assert held.family == "llama"
+    assert [p.role for p in held.projections] == [p.role for s in r.full.sites() for p in s.projections]
+    with pytest.raises(ConfigError) as e:
+        make("checkpoint: model\n    interpreter: {hidden: 64, intermediate: 96}", base=tmp_path)
+    said = "found dimensions for a llama checkpoint, expected none: small models are of qwen3.5"
+    assert str(e.value).endswith(f"interpreter: {said}")
+
+
 def test_converted_weights_are_of_the_reference(tmp_path: Path):
     r = make("model: {family: qwen3.5, hidden: 64, intermediate: 96}").numbers
     bf16 = r.file("bf16", tmp_path).store.read("model.language_model.layers.0.mlp.up_proj.weight").astype(np.float64)
