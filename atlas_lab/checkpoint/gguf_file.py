@@ -29,6 +29,7 @@ ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 MOST_DIMENSIONS = 4  # of ggml
 MOST_BYTES = 1 << 62
+LONGEST_NAME = 256  # ggml's tensors have 63 bytes at most
 MOST_NUMBERS = 10_000  # a longer array of numbers is no property of layers: its values are not kept
 
 _STRING, _ARRAY = 8, 9
@@ -120,7 +121,7 @@ def _parse(data: mmap.mmap, size: int, path: Path) -> GgufFile:
     keys = c.count("metadata keys", _LEAST_KEY)
     metadata: dict[str, Value] = {}
     for _ in range(keys):
-        key = c.text("metadata key")
+        key = c.name("metadata key")
         if key in metadata:
             raise CheckpointError(f"{path}: found metadata key {brief(key)} twice, expected it once")
         metadata[key] = c.value(c.number("I", f"{key}: type"), key)
@@ -157,6 +158,15 @@ class _Cursor:
                 "after their number have room for"
             )
 
+    def name(self, what: str) -> str:
+        """A name, which sentences show as it is: printable and not long."""
+        found = self.text(what)
+        if len(found) > LONGEST_NAME or not found.isprintable():
+            raise CheckpointError(
+                f"{self._label}: found a {what} {brief(found)}, expected at most {LONGEST_NAME} printable characters"
+            )
+        return found
+
     def text(self, what: str) -> str:
         length = self.count(f"bytes of a {what}", 1)
         raw = self._data[self.at : self.at + length]
@@ -176,7 +186,7 @@ class _Cursor:
         raise CheckpointError(f"{self._label}: {key}: found value type {kind}, expected one of 0 to 12")
 
     def entry(self, alignment: int) -> _Undecided:
-        name = self.text("tensor name")
+        name = self.name("tensor name")
         label = f"{self._label}: tensor {brief(name)}"
         dims = self.number("I", f"{name}: number of dimensions")
         if not 1 <= dims <= MOST_DIMENSIONS:

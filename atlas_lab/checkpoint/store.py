@@ -48,7 +48,7 @@ class Store:
             files = (open_file(path),)
             config = path.parent / CONFIG
         else:
-            raise CheckpointError(f"{path}: found a file, expected a folder or a .safetensors file")
+            raise CheckpointError(f"{path}: found a file, expected a folder, a .safetensors or a .gguf file")
         files = tuple(_flat(f) for f in files)
         file_of = {name: f for f in files for name in f.tensors}
         return cls(

@@ -75,7 +75,7 @@ def convert(
 @verb(group, "show")
 def show(
     common: Common,
-    path: Annotated[Path, typer.Argument(help="A folder or a .safetensors file.")],
+    path: Annotated[Path, typer.Argument(help="A folder, a .safetensors or a .gguf file.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read the weights and check their values.")] = False,
 ) -> int:
     """List a checkpoint's tensors and what reads them. With --verify, exit status 1 where a value is no weight's."""

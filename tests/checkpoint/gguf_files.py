@@ -5,6 +5,7 @@ What a converter rewrites is written out here head by head, from the words of th
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 
+from atlas_lab.checkpoint.qwen35 import layout_of
 from atlas_lab.checkpoint.sizes import ATTENTION, Sizes
 from atlas_lab.formats import get
 
@@ -169,11 +171,20 @@ def finish(writer: GGUFWriter, path: Path, types: Mapping[str, tuple[int, tuple[
 
 
 def write_qwen35(
-    path: Path, s: Sizes, model: Arrays, form: str | Mapping[str, str] = "bf16", *, prediction: int = 0
+    path: Path,
+    s: Sizes,
+    model: Arrays,
+    form: str | Mapping[str, str] = "bf16",
+    *,
+    scales: bool = True,
+    extra: Arrays | None = None,
 ) -> Path:
-    """A model as a GGUF file, its projections in a format, or each in its own by the last part of its module."""
+    """A model as a GGUF file, its projections in a format, or each in its own by the last part of its module.
+
+    Without `scales` the tensor scales of NVFP4 are left out; `extra` are float32 tensors by their names in the file.
+    """
     writer = GGUFWriter(path, "qwen35")
-    metadata(writer, s, prediction)
+    metadata(writer, s)
     patches = {}
     for name, a in model.items():
         a, here = converted(name, a, s), gguf_name(name)
@@ -190,6 +201,44 @@ def write_qwen35(
             writer.add_tensor(here, blocks.view(np.int8))
         else:
             writer.add_tensor(here, blocks, raw_dtype=GGMLQuantizationType[KINDS[f]])
-        if scale is not None:
+        if scale is not None and scales:
             writer.add_tensor(here.replace(".weight", ".scale"), scale.reshape(1))
+    for name, a in (extra or {}).items():
+        writer.add_tensor(name, a)
     return finish(writer, path, patches)
+
+
+def write_headers(path: Path, s: Sizes, merges: int, tokens: int) -> int:
+    """A model of these sizes in Q2_0 of groups of 128 as metadata and tensor entries, with a hole for the data;
+    returns how many tensors it has."""
+    writer = GGUFWriter(path, "qwen35")
+    metadata(writer, s)
+    del writer.kv_data[0]["tokenizer.ggml.tokens"]
+    writer.add_token_list([f"token {i}" for i in range(tokens)])
+    writer.add_token_merges([f"t{i} x" for i in range(merges)])
+    writer.write_header_to_file(path)
+    writer.write_kv_data_to_file()
+    writer.close()
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (s.vocab, s.hidden),
+        "output.weight": (s.vocab, s.hidden),
+        "output_norm.weight": (s.hidden,),
+    }
+    for i, layer in enumerate(layout_of(s).layers):
+        shapes |= {f"blk.{i}.{GGUF_NAMES[w.module + '.weight']}": (w.n, w.k) for w in layer.weights}
+        shapes |= {f"blk.{i}.{GGUF_NAMES[o.name]}": tuple(e for e in o.shape if e != 1) for o in layer.others}
+    head, at = bytearray(path.read_bytes()), 0
+    for name, shape in shapes.items():
+        kind, size = 0, 4 * int(np.prod(shape))
+        if "ssm_alpha" in name or "ssm_beta" in name:
+            kind, size = 30, size // 2
+        elif len(shape) == 2 and "conv" not in name:
+            kind, size = 42, size // 4 // 128 * 34
+        head += struct.pack("<Q", len(name)) + name.encode()
+        head += struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape[::-1], kind, at)
+        at += size + -size % 32
+    struct.pack_into("<Q", head, 8, len(shapes))
+    head += bytes(-len(head) % 32)
+    path.write_bytes(head)
+    os.truncate(path, len(head) + at)
+    return len(shapes)

@@ -180,9 +180,9 @@ def test_a_missing_file(tmp_path):
 
 
 def test_another_kind_of_file(tmp_path):
-    (tmp_path / "m.gguf").touch()
-    with pytest.raises(CheckpointError, match=r"m\.gguf: found a file, expected a folder or a \.safetensors file$"):
-        Store.open(tmp_path / "m.gguf")
+    (tmp_path / "m.bin").touch()
+    with pytest.raises(CheckpointError, match=r"m\.bin: found a file, expected a folder, a \.safetensors or a \.gguf file$"):
+        Store.open(tmp_path / "m.bin")
 
 
 def test_long_names_and_values_are_cut():
