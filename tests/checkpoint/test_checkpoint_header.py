@@ -181,7 +181,9 @@ def test_a_missing_file(tmp_path):
 
 def test_another_kind_of_file(tmp_path):
     (tmp_path / "m.bin").touch()
-    with pytest.raises(CheckpointError, match=r"m\.bin: found a file, expected a folder, a \.safetensors or a \.gguf file$"):
+    with pytest.raises(
+        CheckpointError, match=r"m\.bin: found a file, expected a folder, a \.safetensors or a \.gguf file$"
+    ):
         Store.open(tmp_path / "m.bin")
 
 
