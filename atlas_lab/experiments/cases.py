@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import product
 from typing import Literal
 
 from atlas_lab.checkpoint.qwen35 import MODULES
@@ -91,14 +92,16 @@ def cases(
     base = base_context(target)
     sets = role_sets(arm)
     out: list[Case] = []
+    full: list[Case] = []
     for i, f in enumerate(f for f in known.values() if arm.source in ("", f.family)):
         first = not out
         drawn = [_drawn(_Drawer(arm, roles, f.name, base), budget, first=first) for roles in sets]
         out += _rotated(drawn) if first else list(drawn[i % len(drawn)][:3])
         if budget == "gpu":
-            out += _full_size(_Drawer(arm, sets[0], f.name, base), first=first)
+            full += _full_size(_Drawer(arm, sets[0], f.name, base), first=first)
     out += _levers(arm, base, out)
-    return tuple({c.id: c for c in out}.values())
+    out += _unreached(arm, known, base, out)
+    return tuple({c.id: c for c in (*out, *full)}.values())
 
 
 def _rotated(drawn: Sequence[Sequence[Case]]) -> list[Case]:
@@ -125,7 +128,7 @@ def _drawn(d: _Drawer, budget: Budget, *, first: bool) -> list[Case]:
         (_first(ns, lambda n: n > 128), _first(ks, lambda k: k >= (group or 16)), "N past 128, one group of K"),
         (_first(ns, lambda n: n >= 96), _awkward(ks, 257, 520), "several stages of K"),
     ]
-    if d.arm.rows.first == 1:
+    if d.arm.rows.first <= 16:
         shapes.append((_first(ns, lambda n: n >= 2), _awkward(ks, 2048, 2310), "long K"))
     shapes = [s for s in shapes if d.allows(*s[:2])]
     out = [d.case(n, k, m, why) for (n, k, why), m in zip(shapes, _row_counts(d.arm, len(shapes), budget), strict=True)]
@@ -166,7 +169,10 @@ def _full_size(d: _Drawer, *, first: bool) -> list[Case]:
         out.append(replace(d.case(n_down, k_down, (inside or [last])[0], "full size"), values="plain"))
         odd, odd_n = _awkward(ks, 4096, 5130), _awkward(ns, 4096, 5120)
         out += [d.case(odd_n, odd, m, "full size, ragged") for m in (rows.first, *inside[1:])]
-        out.append(d.case(_first(ns, lambda n: n >= 1024), k, last, "largest M"))
+        whole = d.case(_first(ns, lambda n: n >= 1024), k, last, "largest M")
+        ragged = [replace(whole, n=n, k=k) for k in (1096, 1104, 1088) for n in (1026, 1032) if d.allows(n, k)]
+        wanted = launched(whole, d.arm, d.base)
+        out.append(next((c for c in ragged if launched(c, d.arm, d.base) == wanted), whole))
     return [c for c in out if d.allows(c.n, c.k)]
 
 
@@ -188,6 +194,42 @@ def _levers(arm: Arm, base: Context, drawn: Sequence[Case]) -> Iterator[Case]:
             flipped = replace(c, levers=((name, not getattr(base.levers, name)),), why=f"lever {name}")
             if launched(flipped, arm, base) != launched(c, arm, base):
                 yield flipped
+
+
+def _unreached(arm: Arm, known: Mapping[str, Format], base: Context, drawn: Sequence[Case]) -> Iterator[Case]:
+    """A case for each kernel that no case so far launches, where a small shape does. Awkward shapes alone would try
+    nothing but an arm's slowest loads: kernels are chosen by what divides N and K, by M, by how a weight is stored."""
+    left = set(arm.kernels) - {k for c in drawn for k in launched(c, arm, base)}
+    flips = [(), *dict.fromkeys(c.levers for c in drawn if c.levers)]
+    for c in _even(arm, known, base) if left else ():
+        for levers in flips:
+            flipped = replace(c, levers=levers)
+            found = left & set(launched(flipped, arm, base))
+            if found:
+                left -= found
+                yield flipped
+        if not left:
+            return
+
+
+def _even(arm: Arm, known: Mapping[str, Format], base: Context) -> Iterator[Case]:
+    """Small cases whose K is an odd multiple of 8, 16, 64 and 256, and whose N is even but fills no tile; more than
+    one tile in each direction, more K than is in flight."""
+    first = arm.rows.first
+    ms = [m for m in dict.fromkeys((67, 37, 17, 3, *range(first, first + 16), arm.rows.last)) if m in arm.rows]
+    ms = [m for m in ms if m <= max(LARGEST_M["interpreter"], first)]
+    roles = role_sets(arm)[0]
+    for f in (f for f in known.values() if arm.source in ("", f.family)):
+        d = _Drawer(arm, roles, f.name, base)
+        legal = [k for k in _legal(d)[1] if 256 < k <= 520] or _legal(d)[1][:1]
+        even = [[k for k in legal if k % p == 0] for p in (8, 16, 64, 256)]
+        for k in dict.fromkeys(_awkward(ks, 256, 520) for ks in even if ks):
+            allowed = [n for n in (66, 72, 80, 96, 128, 256) if d.allows(n, k)]
+            for n, stored in product(dict.fromkeys((*allowed[:1], *allowed[-1:])), STORED):
+                c = replace(d.case(n, k, first, "a kernel that no other case launches"), stored=stored)
+                if stored and (site_of(c) == site_of(replace(c, stored="")) or not d.verdict(n, k, stored)):
+                    continue
+                yield from (replace(c, m=m) for m in ms)
 
 
 def none_drawn(

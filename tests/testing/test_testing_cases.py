@@ -13,7 +13,7 @@ from atlas_lab.core.arm import Arm
 from atlas_lab.core.rows import Rows, rows
 from atlas_lab.core.target import shipped_targets
 from atlas_lab.experiments.case import Case, base_context, verdict_of
-from atlas_lab.experiments.cases import cases, refusal, role_sets, teeth_case
+from atlas_lab.experiments.cases import cases, launched, refusal, role_sets, teeth_case
 from atlas_lab.experiments.checks import Check, checks_of
 
 H200 = shipped_targets()[0]
@@ -55,6 +55,20 @@ def test_every_format_and_convention_of_the_family_is_drawn(name: str) -> None:
     assert formats == expected
     if ARMS[name].source == "fp8":
         assert "bf16 scales" in {c.stored for c in cases(ARMS[name])}
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_every_kernel_that_a_small_shape_reaches_is_launched(name: str) -> None:
+    arm, base = ARMS[name], base_context(H200)
+    reached = {k for c in cases(arm) for k in launched(c, arm, base)}
+    never = [dict(k.spec.parameters) for k in arm.kernels if k not in reached]
+    assert all(p.get("bm", 0) >= 128 for p in never), "only tiles that need a card full of them"
+    assert len(never) < len(arm.kernels)
+
+
+def test_tiles_are_tried_at_ragged_edges_and_past_one_in_each_direction() -> None:
+    drawn = [c for c in cases(ARMS["bf16_gemm"]) if c.why.startswith("a kernel")]
+    assert any(c.m > 64 and c.n > 64 and c.n % 64 and c.k % 64 and c.k > 256 for c in drawn)
 
 
 @pytest.mark.parametrize("name", ARMS)
