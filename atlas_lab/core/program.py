@@ -70,12 +70,12 @@ def program_of(arm: Arm, call: Call) -> Program:
             raise PlanError(f"{call.y.data.name}: arm {arm.name} does not fuse {part}, expected {list(arm.epilogues)}")
     scratch = {name: t.named(f"{call.y.data.name}/{name}") for name, t in arm.scratch(call).items()}
     call = replace(call, scratch=scratch)
-    weights = {t.name: t for fields in call.weights.values() for t in fields.values()}
+    weights = dict.fromkeys(t for fields in call.weights.values() for t in fields.values())
     return Program(
         name=f"{call.y.data.name.removesuffix('/y')} M={call.m} {arm.name}",
         launches=_launches(arm, call),
         inputs=(call.x.data, *(t for _, t in call.x.scales)),
         outputs=(call.y.data,),
-        persistent=tuple(weights.values()),
+        persistent=tuple(weights),
         temporaries=tuple(scratch.values()),
     )

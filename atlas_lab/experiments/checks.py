@@ -12,7 +12,7 @@ from atlas_lab.core.arm import Arm
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Derived
 from atlas_lab.core.numbers import snr_db
-from atlas_lab.core.residency import load_plan
+from atlas_lab.core.residency import held_bytes, load_plan
 from atlas_lab.core.resolve import resolve
 from atlas_lab.core.route import Route, RouteError
 from atlas_lab.core.target import Target
@@ -136,8 +136,7 @@ def _loaded(case: Case, arm: Arm, base: Context) -> tuple[values.Stored, Route]:
 def _bytes(case: Case, arm: Arm, device: Device, base: Context, peers: Mapping[str, Arm]) -> ParityResult:
     """What is declared is what the ledger holds, and the peak is what was forecast."""
     stored, route = _loaded(case, arm, base)
-    tensors = {t.name: t for d in route.declarations for t in d.tensors.values()}
-    declared, plan = sum(round_up(t.bytes) for t in tensors.values()), load_plan([route])
+    declared, plan = sum(round_up(size) for size in held_bytes(route.declarations).values()), load_plan([route])
     with load.execute(plan, stored.read, stored.check, device) as loaded:
         found, peak = loaded.ledger.held, loaded.ledger.peak
     ok = (found, peak) == (declared, plan.peak)
@@ -155,14 +154,11 @@ def _build(case: Case, arm: Arm, device: Device, base: Context, peers: Mapping[s
         return ParityResult(False, "finalize declared something else when it was asked again")
     sources = {p.weight: get(p.weight.format).dequantize(stored.of(p.weight)) for p in route.site.projections}
     wrong = []
-    for d in route.declarations:
-        if isinstance(d, Derived):
-            first, second = (oracle.declared((d,), stored.read)[d.key] for _ in range(2))
-            wrong += [
-                f"{d.key}.{f}: built twice, it differs" for f in first if not oracle.same_bits(first[f], second[f])
-            ]
-            whole = np.concatenate([sources[w] for w in d.weights])
-            wrong += _stands_for(d, oracle.dequantized((d,), {d.key: first}, *whole.shape), whole, arm)
+    for d in {d.identity: d.whole for d in route.declarations if isinstance(d, Derived)}.values():
+        first, second = (oracle.declared((d,), stored.read)[d.key] for _ in range(2))
+        wrong += [f"{d.key}.{f}: built twice, it differs" for f in first if not oracle.same_bits(first[f], second[f])]
+        whole = np.concatenate([sources[w] for w in d.weights])
+        wrong += _stands_for(d, oracle.dequantized((d,), {d.key: first}, *whole.shape), whole, arm)
     return ParityResult(not wrong, "; ".join(wrong))
 
 

@@ -18,7 +18,7 @@ from atlas_lab.core.declare import Declaration
 from atlas_lab.core.launch import Program
 from atlas_lab.core.numbers import Exact
 from atlas_lab.core.program import program_of, projection_call
-from atlas_lab.core.residency import load_plan
+from atlas_lab.core.residency import held_bytes, load_plan
 from atlas_lab.core.tensor import round_up
 from atlas_lab.experiments import oracle, trial, values
 from atlas_lab.experiments.case import Case, context_of, route_of, site_of
@@ -73,9 +73,7 @@ class Ran:
     @property
     def declared(self) -> int:
         """Bytes of the declared tensors, each counted once and rounded as every allocation is."""
-        return sum(
-            round_up(t.bytes) for t in {t.name: t for d in self.declarations for t in d.tensors.values()}.values()
-        )
+        return sum(round_up(size) for size in held_bytes(self.declarations).values())
 
 
 def run(case: Case, arm: Arm, device: Device, context: Context) -> Ran:
@@ -101,7 +99,7 @@ def run(case: Case, arm: Arm, device: Device, context: Context) -> Ran:
 def _resident(call: Call, arrays: oracle.Arrays, loaded: Mapping[str, Buffer], device: Device) -> None:
     for key, fields in call.weights.items():
         for field, t in fields.items():
-            if not oracle.same_bits(device.download(loaded[t.name], t.dtype, t.shape), arrays[key][field]):
+            if not oracle.same_bits(device.download(loaded[t.name], t.dtype, t.shape, t.offset), arrays[key][field]):
                 raise trial.TrialError(f"weight {t}: what was loaded is not what building it again gives")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atlas_lab.core.target import Target
+from atlas_lab.core.tensor import Tensor
 from atlas_lab.experiments.numbers import Bench, Judge, Products, activations
 from atlas_lab.experiments.plan import Step
 from atlas_lab.experiments.results import Cell, ExperimentResult, TimeResult
@@ -121,10 +122,11 @@ def rotated(bench: Bench, step: Step, l2: int) -> Iterator[dict[str, Buffer]]:
     sets = min(MOST_SETS, timing.rotations(sum(t.bytes for t in tensors), l2))
     for _ in range(sets - 1):
         copy = {}
-        for t in tensors:
-            original = bench.weights[t.name]
-            copy[t.name] = bench.take(t, "rotation")
-            bench.device.upload(copy[t.name], bench.device.download(original, "u8", (t.bytes,)))
+        for name in dict.fromkeys(t.name for t in tensors):  # views of one buffer are copied with it, once
+            original = bench.weights[name]
+            whole = Tensor("u8", (original.bytes,), name)
+            copy[name] = bench.take(whole, "rotation")
+            bench.device.upload(copy[name], bench.device.download(original, "u8", whole.shape))
         yield copy
 
 

@@ -81,5 +81,5 @@ def _unchanged(
     read = [(t, x[t.name]) for t in (call.x.data, *(t for _, t in call.x.scales))]
     read += [(t, arrays[key][field]) for key, fields in call.weights.items() for field, t in fields.items()]
     for t, before in read:
-        if not same_bits(device.download(buffers[t.name], t.dtype, t.shape), before):
+        if not same_bits(device.download(buffers[t.name], t.dtype, t.shape, t.offset), before):
             raise TrialError(f"{call.y.data.name}: the program changed {t}, which it only reads")

@@ -19,7 +19,7 @@ from atlas_lab.runtime.errors import DeviceError
 if TYPE_CHECKING:
     from atlas_lab.runtime.device import Buffer, Device
 
-CHUNK = 8 << 20  # bytes of a slot: long enough that a copy's start does not count
+CHUNK = 4 << 20  # bytes of a slot: long enough that the start of a copy does not count, short enough for caches
 HELPERS = max(1, min(8, (os.cpu_count() or 1) // 2))
 SMALL = 64 << 10  # filled at once: handing these to a thread takes longer
 

@@ -115,7 +115,7 @@ def rotate(name: str, programs: Sequence[Bound], *, calls: int = CALLS, factor: 
     activations, which are hot in a model too), VerifyError if the graph is not the plan.
     """
     graph = capture([*programs] * max(1, ceil(calls / max(len(programs), 1))))
-    weights = {id(b.buffers[t.name]): t.bytes for b in programs for t in b.program.persistent}
+    weights = {(id(b.buffers[t.name]), t.offset): t.bytes for b in programs for t in b.program.persistent}
     l2 = graph.device.target.l2
     found, least = sum(weights.values()), factor * l2
     if weights and found < least:

@@ -88,6 +88,22 @@ def test_full_size(device: Device, kind: Kind) -> None:
     made_on(device, kind.make(p), Files(p))
 
 
+@pytest.mark.gpu
+def test_the_driver_s_free_memory_moves_with_the_ledger() -> None:
+    """Within the 2 MiB that the driver takes at a time for a buffer, and what kernels' code takes."""
+    projections = [projection("ffn.down", 4096, 4096, "nvfp4", layer) for layer in range(8)]
+    files = Files(*projections)
+    with open_device("cuda", guards=False) as device:
+        warm = LoadPlan(derive_steps(copies.int8_32(projections[0]), ()))
+        execute(warm, files.read, lambda w, label: None, device).close()
+        before = device.memory_info()[0]
+        plan = LoadPlan(tuple(s for p in projections for s in derive_steps(copies.int8_32(p), ())))
+        with execute(plan, files.read, lambda w, label: None, device) as loaded:
+            taken = before - device.memory_info()[0]
+            assert plan.steady <= taken <= plan.steady + len(loaded) * (2 << 20) + (8 << 20)
+        assert abs(before - device.memory_info()[0]) <= 8 << 20
+
+
 def kernels() -> list[L.Kernel]:
     found: dict[L.Kernel, None] = {}
     for kind in KINDS:
