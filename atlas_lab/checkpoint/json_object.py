@@ -21,6 +21,11 @@ def brief(value: object) -> str:
     return "null" if value is None else _REPR.repr(value)
 
 
+def shown(text: str) -> str:
+    """A name from a file as part of a sentence: as it is, or quoted and cut where that would break the sentence."""
+    return text if text.isprintable() and len(text) <= 200 else brief(text)
+
+
 def read_bytes(path: Path) -> bytes:
     """A whole file; raises CheckpointError where the system refuses."""
     try:

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atlas_lab.checkpoint import schemes
-from atlas_lab.checkpoint.json_object import CheckpointError, brief, is_integer, is_text, parse_object, read_bytes
+from atlas_lab.checkpoint.json_object import (
+    CheckpointError,
+    brief,
+    is_integer,
+    is_text,
+    parse_object,
+    read_bytes,
+    shown,
+)
 from atlas_lab.checkpoint.module_names import Entries, Entry
 from atlas_lab.checkpoint.patterns import Budget, Pattern
 from atlas_lab.checkpoint.schemes import TITLES, UNQUANTIZED, Claim, Scheme
@@ -48,7 +56,7 @@ class _Place:
     budget: Budget
 
     def __getitem__(self, key: str | int) -> _Place:
-        part = f"[{key}]" if isinstance(key, int) else f".{schemes.shown(key)}"
+        part = f"[{key}]" if isinstance(key, int) else f".{shown(key)}"
         return replace(self, label=self.label + part)
 
     def entries(self, items: Iterable[Entry]) -> Entries:

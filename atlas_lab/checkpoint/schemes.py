@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atlas_lab.checkpoint.json_object import CheckpointError, brief, is_integer
+from atlas_lab.checkpoint.json_object import CheckpointError, brief, is_integer, shown
 
 # Formats in words: what the tensors of a weight say.
 TITLES = {
@@ -17,11 +17,6 @@ TITLES = {
     "nvfp4": "ModelOpt NVFP4",
     "nvfp4_ct": "compressed-tensors NVFP4",
 }
-
-
-def shown(text: str) -> str:
-    """Text of a config as part of a sentence: as it is, or quoted where that would break the sentence."""
-    return text if text.isprintable() and len(text) <= 200 else brief(text)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from atlas_lab.checkpoint.json_object import CheckpointError, brief, is_text_map, parse_object, read_bytes
+from atlas_lab.checkpoint.json_object import CheckpointError, brief, is_text_map, parse_object, read_bytes, shown
 from atlas_lab.checkpoint.safetensors import Header, SafetensorsFile, open_file
 from atlas_lab.checkpoint.sliced import Slice
 from atlas_lab.core.tensor import Tensor
@@ -115,18 +115,20 @@ def _shards(folder: Path, index: Path) -> tuple[SafetensorsFile, ...]:
     for shard in shards:
         if not _is_inside(shard):
             raise CheckpointError(f"{index}: weight_map: found shard {brief(shard)}, expected a file in this folder")
-        if not (folder / shard).is_file():
+        if not os.path.isfile(folder / shard):  # which a name that is too long is not, either
             tensor = next(t for t, s in weight_map.items() if s == shard)
-            raise CheckpointError(f"{index}: weight_map: {tensor}: found no shard {brief(shard)}, expected it here")
+            raise CheckpointError(
+                f"{index}: weight_map: {shown(tensor)}: found no shard {brief(shard)}, expected it here"
+            )
     files = {shard: open_file(folder / shard) for shard in shards}
     for tensor, shard in weight_map.items():
         if tensor not in files[shard].tensors:
-            raise CheckpointError(f"{folder / shard}: {tensor}: missing, expected it here by {INDEX}")
+            raise CheckpointError(f"{folder / shard}: {shown(tensor)}: missing, expected it here by {INDEX}")
     for shard, file in files.items():
         for tensor in file.tensors:
             if weight_map.get(tensor) != shard:
                 home = f"only in {weight_map[tensor]}" if tensor in weight_map else "no tensor that lacks an entry"
-                raise CheckpointError(f"{folder / shard}: {tensor}: found here, expected {home} by {INDEX}")
+                raise CheckpointError(f"{folder / shard}: {shown(tensor)}: found here, expected {home} by {INDEX}")
     return tuple(files.values())
 
 
