@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from atlas_lab.arms.bf16 import Bf16Gemm, Bf16Gemv
-from atlas_lab.arms.fp8 import Fp8Gemm, Fp8Gemv
-from atlas_lab.arms.nvfp4 import Nvfp4Gemm, Nvfp4Gemv
+from atlas_lab.arms.fp8 import Fp8Few, Fp8Gemm, Fp8Gemv
+from atlas_lab.arms.nvfp4 import Nvfp4Few, Nvfp4Gemm, Nvfp4Gemv
 from atlas_lab.checkpoint.gemma import GEMMA
 from atlas_lab.checkpoint.qwen35 import QWEN35
 from atlas_lab.checkpoint.transformer import LLAMA, QWEN3
@@ -19,7 +19,7 @@ from atlas_lab.formats import FORMATS, Format
 
 @hookimpl  # type: ignore[untyped-decorator]
 def atlas_arms() -> list[Arm]:
-    return [Bf16Gemv(), Bf16Gemm(), Fp8Gemv(), Fp8Gemm(), Nvfp4Gemv(), Nvfp4Gemm()]
+    return [Bf16Gemv(), Bf16Gemm(), Fp8Gemv(), Fp8Few(), Fp8Gemm(), Nvfp4Gemv(), Nvfp4Few(), Nvfp4Gemm()]
 
 
 @hookimpl  # type: ignore[untyped-decorator]

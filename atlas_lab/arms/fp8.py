@@ -1,10 +1,10 @@
-"""Arms over FP8 E4M3 weights with one scale for every 128x128 block, read in place."""
+"""Arms over FP8 E4M3 weights with one scale for every 128x128 block or for the whole tensor, read in place."""
 
 from __future__ import annotations
 
 from atlas_lab.arms.tiling import RAGGED, TILES, tile_for
 from atlas_lab.core.arm import Arm
-from atlas_lab.core.call import Call
+from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Bind
 from atlas_lab.core.launch import Launch
@@ -12,20 +12,46 @@ from atlas_lab.core.numbers import ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.rows import rows, rows_from
 from atlas_lab.core.verdict import Verdict, no, yes
-from atlas_lab.formats.base import BLOCK_128
+from atlas_lab.formats.base import BLOCK_128, PER_TENSOR
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.fp8 import W_ROW, X_ROW, gemm_fp8_block
+from atlas_lab.kernels.gemv.columns import TILE
+from atlas_lab.kernels.gemv.few import few_fp8_block
 from atlas_lab.kernels.gemv.fp8 import SPAN, gemv_fp8_block
 
 WARPS, ROWS, UNROLL = 4, 2, 2
 SCALES = {"f32": L.f32, "bf16": L.bf16}
+# Spans in flight by columns of 8 rows of x: what the registers of every architecture hold.
+DEPTHS = {1: 5, 2: 2}
+
+
+# How the scales lie. The kernels' steps between them follow from the key the weight is bound under.
+KEYS = {BLOCK_128: "blocks", PER_TENSOR: "tensor"}
 
 
 def _block_scaled(p: Projection) -> Verdict:
-    if p.weight.geometry != BLOCK_128:
+    if p.weight.geometry not in KEYS:
         # a per-row scale of [N, 1] is long enough to be read as a grid, in bounds and wrong
-        return no("scale-geometry", "reads a grid of block scales", found=p.weight.geometry, allowed=BLOCK_128)
+        allowed = " or ".join(map(str, KEYS))
+        return no("scale-geometry", "reads a grid of block scales", found=p.weight.geometry, allowed=allowed)
     return yes()
+
+
+def _bind(p: Projection) -> list[Bind]:
+    return [Bind(p.weight, key=KEYS[p.weight.geometry])]
+
+
+def _weight(c: Call) -> tuple[Fields, tuple[int, int]]:
+    """The stored tensors, and how many scales lie between blocks of 128 rows and of 128 K."""
+    ((key, w),) = c.weights.items()
+    return w, (-(-c.k // 128), 1) if key == "blocks" else (0, 0)
+
+
+def _loads_of_16(p: Projection) -> Verdict:
+    if p.k % 16:
+        found, allowed = p.k, "16, 32, 48, ..."
+        return no("k-multiple", "K must be a multiple of 16 for 16-byte loads", found=found, allowed=allowed)
+    return _block_scaled(p)
 
 
 class Fp8Gemv(Arm):
@@ -43,22 +69,54 @@ class Fp8Gemv(Arm):
     reduction_class = ReductionClass("fma.f32", "lane 16 of 512, then a butterfly", promotion=16)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
-        if p.k % 16:
-            found, allowed = p.k, "16, 32, 48, ..."
-            return no("k-multiple", "K must be a multiple of 16 for 16-byte loads", found=found, allowed=allowed)
-        return _block_scaled(p)
+        return _loads_of_16(p)
 
     def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
-        return [Bind(p.weight)]
+        return _bind(p)
 
     def lower(self, c: Call) -> list[Launch]:
-        w = c.weights["weight"]
+        w, steps = _weight(c)
         kernel = gemv_fp8_block(
             WARPS, ROWS, UNROLL, scale=SCALES[w.scale.dtype], stream=c.context.levers.stream_weights
         )
         grid = -(-c.n // (WARPS * ROWS))
-        args = (w.weight, w.scale, c.x, c.y, c.n, c.k)
+        args = (w.weight, w.scale, c.x, c.y, c.n, c.k, *steps)
         return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]
+
+
+class Fp8Few(Arm):
+    """Weights E4M3 `[N, K]` and their block scales as stored, each byte read once for up to 16 rows of x; tensor cores
+    (mma.sync) with the weights as the operand of 16 rows, made BF16 in registers, exactly (W8A16)."""
+
+    name = "fp8_few"
+    roles = ("*",)
+    rows = rows(2, 16)
+    source = "fp8"
+    kernels = tuple(few_fp8_block(depth=n, columns=c, scale=d) for c, n in DEPTHS.items() for d in SCALES.values())
+    # a warp's spans of 64 K: four products, the block's scale and one addition each; then the warps
+    tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: 4 + -(-k // 512) + 8, extra_roundings=1)
+    reduction_class = ReductionClass("mma.m16n8k16.bf16", "spans of 64 over 8 warps", splits=8, promotion=64)
+
+    def eligible(self, p: Projection, ctx: Context) -> Verdict:
+        return _loads_of_16(p)
+
+    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
+        return _bind(p)
+
+    def lower(self, c: Call) -> list[Launch]:
+        w, steps = _weight(c)
+        columns = 1 if c.m <= 8 else 2
+        return [
+            Launch(
+                few_fp8_block(depth=DEPTHS[columns], columns=columns, scale=SCALES[w.scale.dtype]),
+                grid=-(-c.n // TILE),
+                block=256,
+                args=(w.weight, w.scale, c.x, c.y, c.m, c.n, c.k, *steps),
+                flops=2 * c.m * c.n * c.k,
+                pipe="mma_bf16",
+                label=self.name,
+            )
+        ]
 
 
 class Fp8Gemm(Arm):
@@ -84,10 +142,10 @@ class Fp8Gemm(Arm):
         return _block_scaled(p)
 
     def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
-        return [Bind(p.weight)]
+        return _bind(p)
 
     def lower(self, c: Call) -> list[Launch]:
-        w = c.weights["weight"]
+        w, steps = _weight(c)
         ragged = c.k % 16 != 0 or c.n % 2 != 0
         tile = RAGGED if ragged else tile_for(c.m, c.n, c.context.target.sms)
         vectors = {"x_vector": 2, "w_vector": 1, "pairs": False} if ragged else {}
@@ -97,7 +155,7 @@ class Fp8Gemm(Arm):
                 grid=tile.count(c.m, c.n),
                 block=tile.threads,
                 shared=tile.stages * (tile.bm * X_ROW + tile.bn * W_ROW),
-                args=(c.x, w.weight, w.scale, c.y, c.m, c.n, c.k),
+                args=(c.x, w.weight, w.scale, c.y, c.m, c.n, c.k, *steps),
                 flops=2 * c.m * c.n * c.k,
                 pipe="mma_bf16",
                 label=self.name,

@@ -14,6 +14,8 @@ from atlas_lab.core.rows import rows, rows_from
 from atlas_lab.core.verdict import Verdict, no, yes
 from atlas_lab.formats.base import GROUP_16, GROUP_16_RECIPROCAL
 from atlas_lab.kernels.gemm.nvfp4 import S_ROW, W_ROW, X_ROW, gemm_nvfp4
+from atlas_lab.kernels.gemv.columns import TILE
+from atlas_lab.kernels.gemv.few import few_nvfp4
 from atlas_lab.kernels.gemv.nvfp4 import SPAN, gemv_nvfp4
 
 WARPS, ROWS, UNROLL = 4, 2, 1
@@ -32,6 +34,13 @@ def _bind(p: Projection) -> list[Bind]:
     return [Bind(p.weight, key=CONVENTIONS[p.weight.geometry])]
 
 
+def _loads_of_16(p: Projection) -> Verdict:
+    if p.k % 32:
+        found, allowed = p.k, "32, 64, 96, ..."
+        return no("k-multiple", "K must be a multiple of 32 for 16-byte loads", found=found, allowed=allowed)
+    return _two_level(p)
+
+
 class Nvfp4Gemv(Arm):
     """Codes, block scales and tensor scale as stored; x stays BF16 (W4A16); FP32 sums on CUDA cores."""
 
@@ -47,10 +56,7 @@ class Nvfp4Gemv(Arm):
     reduction_class = ReductionClass("fma.f32", "lane 32 of 1024, then a butterfly", promotion=16)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
-        if p.k % 32:
-            found, allowed = p.k, "32, 64, 96, ..."
-            return no("k-multiple", "K must be a multiple of 32 for 16-byte loads", found=found, allowed=allowed)
-        return _two_level(p)
+        return _loads_of_16(p)
 
     def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
         return _bind(p)
@@ -62,6 +68,40 @@ class Nvfp4Gemv(Arm):
         grid = -(-c.n // (WARPS * ROWS))
         args = (w.weight, w.scale, w.global_scale, c.x, c.y, c.n, c.k)
         return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]
+
+
+class Nvfp4Few(Arm):
+    """Codes and scales as stored, each byte read once for up to 16 rows of x; tensor cores (mma.sync) with the weights
+    as the operand of 16 rows, made BF16 in registers, exactly (W4A16); the tensor scale on the sums."""
+
+    name = "nvfp4_few"
+    roles = ("*",)
+    rows = rows(2, 16)
+    source = "nvfp4"
+    kernels = tuple(few_nvfp4(columns=c, reciprocal=r) for c in (1, 2) for r in (False, True))
+    # a warp's spans of 128 K: eight products each; then the warps, then the tensor scale
+    tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: 8 * -(-k // 1024) + 8, extra_roundings=2)
+    reduction_class = ReductionClass("mma.m16n8k16.bf16", "spans of 128 over 8 warps", splits=8)
+
+    def eligible(self, p: Projection, ctx: Context) -> Verdict:
+        return _loads_of_16(p)
+
+    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
+        return _bind(p)
+
+    def lower(self, c: Call) -> list[Launch]:
+        ((key, w),) = c.weights.items()
+        return [
+            Launch(
+                few_nvfp4(columns=1 if c.m <= 8 else 2, reciprocal=key == "reciprocal"),
+                grid=-(-c.n // TILE),
+                block=256,
+                args=(w.weight, w.scale, w.global_scale, c.x, c.y, c.m, c.n, c.k),
+                flops=2 * c.m * c.n * c.k,
+                pipe="mma_bf16",
+                label=self.name,
+            )
+        ]
 
 
 class Nvfp4Gemm(Arm):

@@ -25,8 +25,9 @@ def gemm_fp8_block(
     blocks: int = 1,
     raster: int = 32,
 ):
-    """x BF16 `[m, k]`, W E4M3 `[n, k]`, scales F32 or BF16 `[ceil(n/128), ceil(k/128)]`, y BF16 `[m, n]`; any m, n, k
-    that `x_vector`, `w_vector` (bytes that divide a row) and `pairs` (n even) allow; bn divides 128.
+    """x BF16 `[m, k]`, W E4M3 `[n, k]`, scales F32 or BF16 (`down` and `across` as in `gemv_fp8_block`), y BF16
+    `[m, n]`; any m, n, k that `x_vector`, `w_vector` (bytes that divide a row) and `pairs` (n even) allow; bn divides
+    128.
 
     Sums run over 128 of K in FP32, are multiplied by the block's scale and added up in FP32.
     """
@@ -44,9 +45,19 @@ def gemm_fp8_block(
     scaled_add = axpy(count)
 
     @L.kernel(launch_bounds=(threads, blocks))
-    def kernel(x: L.In[L.bf16], w: L.In[L.e4m3], scales: L.In[scale], y: L.Out[L.bf16], m: L.i32, n: L.i32, k: L.i32):
+    def kernel(
+        x: L.In[L.bf16],
+        w: L.In[L.e4m3],
+        scales: L.In[scale],
+        y: L.Out[L.bf16],
+        m: L.i32,
+        n: L.i32,
+        k: L.i32,
+        down: L.i32,
+        across: L.i32,
+    ):
         row0, col0 = block_of(m, n, bm, bn, raster)
-        grid = (col0 >> 7) * ((k + 127) >> 7)
+        grid = (col0 >> 7) * down
         tiles = L.dynamic_shared(L.u8, 0)
         xb = L.cast(x, L.u8)
         wb = L.cast(w, L.u8)
@@ -95,7 +106,7 @@ def gemm_fp8_block(
             at = after(at)
             to = after(to)
             if step & 1 or step == steps - 1:
-                acc = scaled_add(acc, part, load_scale(scales, grid + (step >> 1)))
+                acc = scaled_add(acc, part, load_scale(scales, grid + (step >> 1) * across))
                 part = L.zeros(count)
         store(y, acc, row0 + wm + (lane >> 2), col0 + wn + 2 * t, m, n, L.f32(1))
 
