@@ -41,6 +41,17 @@ def site_of(frame: FrameType | None) -> Site | None:
     return (found.f_code, found.f_lasti) if found is not None else None
 
 
+def raised_at(e: BaseException) -> Site | None:
+    """Where in kernel code an exception began: in the innermost frame of it, though an intrinsic raised."""
+    found = None
+    tb = e.__traceback__
+    while tb is not None and tb.tb_frame.f_code is not _CALL:
+        if not _is_internal(tb.tb_frame.f_code.co_filename):
+            found = tb.tb_frame.f_code, tb.tb_lasti
+        tb = tb.tb_next
+    return found
+
+
 def place(site: Site | None) -> tuple[str | None, int | None]:
     """File, relative to the working directory where it is below it, and line of a site."""
     if site is None:

@@ -11,7 +11,7 @@ from atlas_lab.simt import barrier as barriers
 from atlas_lab.simt.accesses import Accesses
 from atlas_lab.simt.copies import Copies
 from atlas_lab.simt.errors import AsyncError, Coordinates, SimtError
-from atlas_lab.simt.source import site_of
+from atlas_lab.simt.source import raised_at, site_of, spell
 from atlas_lab.simt.warp import Combine, Warp
 
 if TYPE_CHECKING:
@@ -141,7 +141,8 @@ class SimThread(Accesses):
         except SimtError:
             raise
         except Exception as e:
-            e.add_note(f"in kernel {self.scheduler.kernel.entry}, block {self.block.index}, thread {self.index}")
+            at = spell(raised_at(e))
+            e.add_note(f"in kernel {self.scheduler.kernel.entry}, block {self.block.index}, thread {self.index}, {at}")
             raise
         if self._copies is not None:
             self._copies.finish()

@@ -24,6 +24,15 @@ def test_casts_wrap_and_round():
         L.bf16(1.0)
 
 
+@pytest.mark.parametrize(
+    ("cast", "value"), [(L.i32, 3e9), (L.u32, -1.0), (L.u8, np.float32(256)), (L.i8, -129.0), (L.u64, 2e19)]
+)
+def test_a_float_outside_an_integer_type_is_refused(cast, value):
+    with pytest.raises(OverflowError, match=f"no {cast} holds it"):
+        cast(value)
+    assert [L.u8(255.9), L.u32(-0.9), L.i32(-2147483648.5)] == [255, 0, -(2**31)]
+
+
 def test_types_keep_their_identity():
     assert pickle.loads(pickle.dumps(L.bf16)) is L.bf16
     assert str(L.e4m3) == "e4m3"

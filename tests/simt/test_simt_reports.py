@@ -435,4 +435,16 @@ def test_a_python_error_in_a_kernel_says_where_it_ran() -> None:
 
     with pytest.raises(IndexError) as caught:
         run(broken, grid=1, block=32, args=(Buffer("x", 4),))
-    assert caught.value.__notes__ == [f"in kernel {broken.entry}, block (0, 0, 0), thread (2, 0, 0)"]
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"in kernel {broken.entry}, block (0, 0, 0), thread (2, 0, 0), ")
+    assert note.endswith(f"test_simt_reports.py:{broken.function.__code__.co_firstlineno + 2}")
+
+
+def test_a_cast_that_no_integer_holds_says_where_it_ran() -> None:
+    @L.kernel
+    def broken(y: L.Out[L.u32], f: L.f32):
+        L.stg_b32(y, 0, L.u32(f))
+
+    with pytest.raises(OverflowError, match="no u32 holds it") as caught:
+        run(broken, grid=1, block=1, args=(Buffer("y", 4), -1.0))
+    assert caught.value.__notes__[0].endswith(f"test_simt_reports.py:{broken.function.__code__.co_firstlineno + 2}")

@@ -21,6 +21,9 @@ Numbers. Integers are Numba's: arithmetic on any of them is 64 bits wide, unsign
 comparing u64 with a signed integer, give float64, which `check_kernel` refuses. The interpreter uses Python's
 integers, so cast (`L.u32(…)`) before anything that sees more than the low bits: `>>`, `//`, `%`, a comparison; and
 cast `~x` and `-x` to the type of x, which they are computed in.
+A float cast to an integer type must fit it: what else comes out is the compiler's choice, and an error on the
+interpreter; `f32_i32` rounds and saturates. `min` and `max` of two float32 drop a NaN when compiled and may keep it on
+the interpreter: use `min_f32` and `max_f32`.
 `a * b + c` in float32 may be fused: use `fma_rn`, `mul_rn`, `add_rn` where the rounding matters.
 
 Loops that compile well:

@@ -1,9 +1,9 @@
 """Element types and parameter annotations of kernels.
 
-A `Scalar` is dual: in a kernel on the interpreter it is a cast (`u32(x)` masks a Python integer, `f32(x)`
-rounds to single precision); in Numba's typing it is a number class. `In[u8]`, `Out[bf16]`, `InOut[f32]` and
-`i32` annotate a kernel's parameters: they give the compile signature, the interpreter's element types, and
-which buffers a launch reads and writes.
+A `Scalar` is dual: in a kernel on the interpreter it is a cast (`u32(x)` masks a Python integer, truncates a float
+that fits and raises for one that does not; `f32(x)` rounds to single precision); in Numba's typing it is a number
+class. `In[u8]`, `Out[bf16]`, `InOut[f32]` and `i32` annotate a kernel's parameters: they give the compile signature,
+the interpreter's element types, and which buffers a launch reads and writes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,14 @@ class Scalar:
         return self.bits // 8
 
     def __call__(self, value: Any) -> int:
-        v = int(value) & self.mask
-        return v - self.mask - 1 if self.signed and v > self.mask >> 1 else v
+        given = int(value)
+        v = given & self.mask
+        if self.signed and v > self.mask >> 1:
+            v -= self.mask + 1
+        if v != given and isinstance(value, float | np.floating):
+            # PTX saturates, by the width that the compiler happens to choose; LLVM promises nothing
+            raise OverflowError(f"{self.name}({value}): no {self.name} holds it; clamp it first, or use f32_i32")
+        return v
 
     def __repr__(self) -> str:
         return self.name
