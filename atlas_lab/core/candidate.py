@@ -94,7 +94,7 @@ def unmet_needs(arm: Arm, target: Target) -> Verdict | None:
     for kernel in arm.kernels:
         try:
             needs = kernel.needs
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             return _error(arm, f"kernel {kernel.spec.family}", e)
         if not target.meets(needs):
             return no(
@@ -106,7 +106,7 @@ def unmet_needs(arm: Arm, target: Target) -> Verdict | None:
     return None
 
 
-def _error(arm: Arm, what: str, e: Exception) -> Verdict:
+def _error(arm: Arm, what: str, e: BaseException) -> Verdict:
     frame = traceback.extract_tb(e.__traceback__)[-1]
     said = " ".join(str(e).split())
     return no("error", f"{what} of arm {arm.name} raised {type(e).__name__}: {said} ({frame.filename}:{frame.lineno})")
@@ -124,7 +124,7 @@ def _verdict(arm: Arm, subject: Projection | Site, context: Context) -> Verdict:
             return no("source", f"starts from {arm.source} weights", found=p.weight.format, allowed=arm.source)
     try:
         verdict = arm.eligible(subject, context)
-    except Exception as e:  # an arm's predicate is foreign code: its failure is a verdict
+    except (Exception, SystemExit) as e:  # an arm's predicate is foreign code: its failure is a verdict
         return _error(arm, "eligible", e)
     return verdict if isinstance(verdict, Verdict) else _nonsense(arm, "eligible", verdict, "yes() or no(...)")
 
@@ -133,7 +133,7 @@ def _finalize(arm: Arm, subject: Projection | Site, context: Context) -> tuple[V
     try:
         made = arm.finalize(subject, context)
         declarations = tuple(made) if isinstance(made, Iterable) else None
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         return _error(arm, "finalize", e), ()
     if declarations is None:
         return _nonsense(arm, "finalize", made, "a list of Bind and Derived"), ()

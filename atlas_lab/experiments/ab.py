@@ -17,8 +17,8 @@ from atlas_lab.core.target import Target
 from atlas_lab.experiments import compare, isolate, timed
 from atlas_lab.experiments.cells import cell_of, fill
 from atlas_lab.experiments.config import Loaded
-from atlas_lab.experiments.errors import ConfigError
-from atlas_lab.experiments.numbers import Judge, Key, Numbers, Products, outputs, sentence
+from atlas_lab.experiments.errors import ConfigError, sentence
+from atlas_lab.experiments.numbers import Judge, Key, Numbers, Products, outputs
 from atlas_lab.experiments.plan import Step, VariantPlan
 from atlas_lab.experiments.results import AbResult, Cell, ExperimentResult, Residency, VariantResult
 from atlas_lab.experiments.session import SEED, Session, open_session

@@ -18,8 +18,8 @@ from atlas_lab.experiments import bench_load, peers
 from atlas_lab.experiments.ab import Notify, machine, silent, tool
 from atlas_lab.experiments.bench_results import BenchCell, BenchResult, Measured, Must, PeerResult, Relative
 from atlas_lab.experiments.cells import launch_result
-from atlas_lab.experiments.errors import ConfigError
-from atlas_lab.experiments.numbers import Bench, Judge, Products, activations, digest, outputs, sentence
+from atlas_lab.experiments.errors import ConfigError, sentence
+from atlas_lab.experiments.numbers import Bench, Judge, Products, activations, digest, outputs
 from atlas_lab.experiments.plan import Step, VariantPlan, plan_variant
 from atlas_lab.experiments.reference import Reference
 from atlas_lab.experiments.settings import Said, levers_for

@@ -254,7 +254,7 @@ def launched(case: Case, arm: Arm, base: Context) -> tuple[Kernel, ...]:
         call = projection_call(site_of(case).projections, a, case.m, context_of(case, base))
         call = replace(call, x=replace(call.x, format=arm.activation))
         return tuple(x.kernel for x in program_of(arm, call).launches)
-    except Exception:  # parity of the case itself says what is wrong
+    except (Exception, SystemExit):  # parity of the case itself says what is wrong
         return ()
 
 

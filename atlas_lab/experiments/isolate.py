@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from atlas_lab.experiments import config, settings
-from atlas_lab.experiments.numbers import Key, outputs, sentence
+from atlas_lab.experiments.errors import sentence
+from atlas_lab.experiments.numbers import Key, outputs
 from atlas_lab.experiments.session import Session, open_session
 from atlas_lab.experiments.settings import Said
 from atlas_lab.formats.dtypes import dtype

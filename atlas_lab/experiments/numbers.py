@@ -238,8 +238,3 @@ def outputs(
             yield step, found
             if isinstance(found, Exception) and device.name != "interpreter":
                 return
-
-
-def sentence(e: Exception) -> str:
-    """An exception as a cell says it."""
-    return f"{type(e).__name__}: {' '.join(str(e).split())}"

@@ -22,6 +22,7 @@ from atlas_lab.core.residency import held_bytes, load_plan
 from atlas_lab.core.tensor import round_up
 from atlas_lab.experiments import oracle, trial, values
 from atlas_lab.experiments.case import Case, context_of, route_of, site_of
+from atlas_lab.experiments.errors import sentence
 from atlas_lab.experiments.oracle import Comparison, Reference
 from atlas_lab.runtime import load
 from atlas_lab.runtime.device import Buffer, Device
@@ -117,8 +118,8 @@ def guarded(check: Callable[[], ParityResult]) -> ParityResult:
     """`check`'s result, or its exception as one."""
     try:
         return check()
-    except Exception as e:
-        return ParityResult(False, f"{type(e).__name__}: {' '.join(str(e).split())}")
+    except (Exception, SystemExit) as e:
+        return ParityResult(False, sentence(e))
 
 
 def _judge(ran: Ran, device: Device, context: Context, peers: Mapping[str, Arm]) -> ParityResult:

@@ -112,7 +112,7 @@ def _program(call: Call, a: Assignment, registry: Registry) -> Program:
         return program_of(entry.arm, call)
     except PlanError:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         if entry.built_in:
             raise
         frame = traceback.extract_tb(e.__traceback__)[-1]

@@ -90,7 +90,12 @@ def fails(*_: Any) -> Any:
     raise LookupError("the table is empty")
 
 
+def leaves(*_: Any) -> Any:
+    raise SystemExit(7)
+
+
 BROKEN = {
+    "eligible exits": ({"verdict": leaves}, "eligible of arm broken raised SystemExit: 7 ("),
     "eligible raises": ({"verdict": fails}, "eligible of arm broken raised LookupError: the table is empty ("),
     "eligible returns True": (
         {"verdict": lambda p, c: True},

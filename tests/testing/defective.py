@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import ml_dtypes
 import numpy as np
 
@@ -22,6 +24,11 @@ from atlas_lab import (
 )
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
+
+
+@L.kernel(launch_bounds=(32, 1))
+def divides(w: L.In[L.bf16], x: L.In[L.bf16], y: L.Out[L.bf16], n: L.i32, k: L.i32, m: L.i32):
+    L.stg_bf16(y, 0, L.f32(n // (k - k)))
 
 
 @L.family
@@ -203,6 +210,8 @@ DEFECTS: list[tuple[Arm, dict[str, str]]] = [
     (variant("launches_another", lower=lambda self, c: [Launch(OTHER, c.n, 32, self.arguments(c))]),
      {"parity": "PlanError: layers.0.ffn.gate/y: arm launches_another launches product(defect=one in many), which"}),
     (variant("lowers_wrongly", lower=lambda self, c: 1 // 0), {"parity": "ZeroDivisionError"}),
+    (variant("leaves", lower=lambda self, c: sys.exit(7)), {"parity": "SystemExit: 7"}),
+    (with_kernel("divides_by_zero", divides, rows=rows(1), reduction_class=None), {"parity": "thread (0, 0, 0), "}),
     (with_kernel("computes_in_f64", doubles, rows=rows(1), reduction_class=None), {"compile": "uses 64-bit float"}),
 ]  # fmt: skip
 
