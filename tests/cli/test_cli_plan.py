@@ -43,7 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Header-only checkpoints of eight small layers, and one that no arm reads whole."""
     folder = tmp_path_factory.mktemp("models")
     config = checkpoint.sizes("tiny", layers=8, intermediate=512, prediction=1).config()
-    for spelled in ("bf16", "nvfp4", "nvfp4+fp8"):
+    for spelled in ("bf16", "nvfp4", "nvfp4+fp8", "fp8_row"):
         write_model(folder / spelled, QWEN35, config, spelled, headers_only=True)
     return folder
 
@@ -90,17 +90,17 @@ def test_a_whole_checkpoint(run: Run):
 
 
 def test_gaps_are_listed_with_the_bytes_and_exit_1(run: Run):
-    status, out, err = run("plan", "nvfp4+fp8")
+    status, out, err = run("plan", "fp8_row")
     assert (status, err) == (1, "")
-    assert "cannot run: 26 of 63 projections have rows that no arm serves; their weights are counted as they" in out
-    assert "fp8_gemv, fp8_gemm: reads a grid of block scales (found tensor, expected block(128,128))" in out
-    assert "checkpoint fp8_tensor" in out
-    status, out, _ = run("plan", "nvfp4+fp8", "--json", "-")
+    assert "cannot run: 50 of 63 projections have rows that no arm serves; their weights are counted as they" in out
+    assert "reads a grid of block scales (found row," in out
+    assert "checkpoint fp8_row" in out
+    status, out, _ = run("plan", "fp8_row", "--json", "-")
     assert status == 1
     (plan,) = json.loads(out)["plans"]
-    assert len(plan["gaps"]) == 26
+    assert len(plan["gaps"]) == 50
     assert plan["residency"]["steady"] == plan["residency"]["stored"]
-    assert [x["arm"] for g in plan["groups"] for x in g["served"] if g["format"] == "fp8_tensor"] == [None, None]
+    assert [x["arm"] for g in plan["groups"] for x in g["served"] if g["format"] == "fp8_row"] == [None] * 3
 
 
 def test_the_budget(run: Run):
@@ -132,7 +132,7 @@ def test_every_verdict_on_a_projection(run: Run, settings: None):
     assert "5 nvfp4_gemv 1 yes built-in order" in out
     assert "- fake_w4a8_int8 17+ yes nothing: runs only where an order or pin names it" in out
     assert "served: M 1 by nvfp4_gemv (built-in order); M 2 to 16384 by nvfp4_gemm (built-in order)" in out
-    status, out, _ = run("plan", "nvfp4+fp8", "--explain", "layers.3.attn.q")
+    status, out, _ = run("plan", "fp8_row", "--explain", "layers.3.attn.q")
     assert status == 1
     assert "served: M 1 to 16384 by none" in out
 

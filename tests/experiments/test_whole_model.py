@@ -131,7 +131,7 @@ def test_refusals_in_short(model_registry, monkeypatch: pytest.MonkeyPatch):
     ((refused, roles, why),) = grouping.refusals_in_short(row)
     assert refused == ("fp8_gemv", "fp8_gemm")
     assert len(roles) == 10
-    assert why == "reads a grid of block scales (found row, expected block(128,128))"
+    assert why == "reads a grid of block scales (found row, expected block(128,128) or tensor)"
 
 
 def test_pruned_tensors_of_equal_layers_together(model_registry):

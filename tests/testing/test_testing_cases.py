@@ -51,7 +51,7 @@ def test_a_gpu_gets_the_same_and_full_size_ones(name: str) -> None:
 @pytest.mark.parametrize("name", ARMS)
 def test_every_format_and_convention_of_the_family_is_drawn(name: str) -> None:
     formats = {c.format for c in cases(ARMS[name])}
-    expected = {"bf16": {"bf16"}, "fp8": {"fp8"}, "nvfp4": {"nvfp4", "nvfp4_ct"}}[ARMS[name].source]
+    expected = {"bf16": {"bf16"}, "fp8": {"fp8", "fp8_tensor"}, "nvfp4": {"nvfp4", "nvfp4_ct"}}[ARMS[name].source]
     assert formats == expected
     if ARMS[name].source == "fp8":
         assert "bf16 scales" in {c.stored for c in cases(ARMS[name])}
