@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -107,9 +108,17 @@ def unmet_needs(arm: Arm, target: Target) -> Verdict | None:
 
 
 def _error(arm: Arm, what: str, e: BaseException) -> Verdict:
-    frame = traceback.extract_tb(e.__traceback__)[-1]
     said = " ".join(str(e).split())
-    return no("error", f"{what} of arm {arm.name} raised {type(e).__name__}: {said} ({frame.filename}:{frame.lineno})")
+    return no("error", f"{what} of arm {arm.name} raised {type(e).__name__}: {said} ({raised_in(arm, e)})")
+
+
+def raised_in(arm: Arm, e: BaseException) -> str:
+    """`file:line` of the arm's own code that an exception came through last: what it called is not what to mend."""
+    frames = traceback.extract_tb(e.__traceback__)
+    classes = type(arm).__mro__[: type(arm).__mro__.index(Arm)]
+    own = {getattr(sys.modules.get(c.__module__), "__file__", None) for c in classes}
+    frame = next((f for f in reversed(frames) if f.filename in own), frames[-1])
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def _nonsense(arm: Arm, what: str, made: Any, allowed: str) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +55,14 @@ def _launches(arm: Arm, call: Call) -> tuple[Launch, ...]:
     return launches
 
 
+def _scratch(arm: Arm, call: Call) -> dict[str, Tensor]:
+    made: Any = arm.scratch(call)
+    if not isinstance(made, Mapping) or not all(isinstance(t, Tensor) for t in made.values()):
+        said = f"{call.y.data.name}: scratch of arm {arm.name} returned {made!r}"
+        raise PlanError(f"{said}, expected a mapping from names to Tensor")
+    return {name: t.named(f"{call.y.data.name}/{name}") for name, t in made.items()}
+
+
 def program_of(arm: Arm, call: Call) -> Program:
     """The program of one call.
 
@@ -68,7 +76,7 @@ def program_of(arm: Arm, call: Call) -> Program:
     for part in call.epilogue.parts:
         if part not in arm.epilogues:
             raise PlanError(f"{call.y.data.name}: arm {arm.name} does not fuse {part}, expected {list(arm.epilogues)}")
-    scratch = {name: t.named(f"{call.y.data.name}/{name}") for name, t in arm.scratch(call).items()}
+    scratch = _scratch(arm, call)
     call = replace(call, scratch=scratch)
     weights = dict.fromkeys(t for fields in call.weights.values() for t in fields.values())
     return Program(

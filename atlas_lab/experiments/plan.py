@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atlas_lab.core.call import Call
+from atlas_lab.core.candidate import raised_in
 from atlas_lab.core.context import Context, ModelDims
 from atlas_lab.core.declare import Bind
 from atlas_lab.core.launch import Launch, Program
@@ -115,11 +115,10 @@ def _program(call: Call, a: Assignment, registry: Registry) -> Program:
     except (Exception, SystemExit) as e:
         if entry.built_in:
             raise
-        frame = traceback.extract_tb(e.__traceback__)[-1]
         said = (
             f"arm {a.arm} of {entry.distribution or entry.where}: lower for M={call.m} raised {type(e).__name__}: {e}"
         )
-        raise PluginError(f"{said} ({frame.filename}:{frame.lineno})") from e
+        raise PluginError(f"{said} ({raised_in(entry.arm, e)})") from e
 
 
 def same_route(a: Step, b: Step) -> bool:

@@ -107,6 +107,18 @@ def test_scratch_is_named_and_temporary() -> None:
     assert (t.name, t.shape) == ("layers.0.ffn.up/y/partial", (2, 1, 32))
 
 
+@pytest.mark.parametrize("made", [None, [Tensor("f32", (4,))], {"partial": 5}])
+def test_a_scratch_that_returns_something_else_is_one_sentence(made: Any) -> None:
+    class Odd(Fake):
+        def scratch(self, call: Any) -> Any:
+            return made
+
+    s, arm, ctx = site("ffn.up"), Odd("odd"), context(rows(1))
+    call = projection_call(s.projections, resolve(s, ctx, catalog(arm)).at("ffn.up", 1), 1, ctx)
+    with pytest.raises(PlanError, match=r"scratch of arm odd returned .*, expected a mapping from names to Tensor"):
+        program_of(arm, call)
+
+
 @pytest.mark.parametrize("made", [None, [None], ["launch"], 7])
 def test_a_lower_that_returns_something_else_is_one_sentence(made: Any) -> None:
     class Odd(Fake):

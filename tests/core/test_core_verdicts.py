@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -138,6 +139,16 @@ def test_an_arm_that_fails_is_shown_and_fatal_only_where_something_names_it(case
         resolve(site("ffn.up"), context(rows(1), pins=[Pin("ffn.up", "broken")]), arms)
     for named in (Order("attn.*", rows(1), ("broken",), "base"), Order("ffn.*", rows(2), ("broken",), "base")):
         assert resolve(site("ffn.up"), context(rows(1), orders=[named]), arms).arms == ("default",)
+
+
+def test_a_failure_is_placed_in_the_arms_own_code_not_in_what_it_called() -> None:
+    class Reader(Fake):
+        def eligible(self, p: Any, ctx: Any) -> Any:
+            return json.loads("{")
+
+    route = resolve(site("ffn.up"), context(rows(1)), catalog(Reader("reader"), Fake("default")))
+    line = Reader.eligible.__code__.co_firstlineno + 1
+    assert str(by_arm(route.considered)["reader"].verdict).endswith(f"test_core_verdicts.py:{line})")
 
 
 def test_a_named_failure_is_fatal_even_where_a_pin_decides() -> None:
