@@ -8,7 +8,7 @@ import typer
 
 from atlas_lab.cli.common import DONE, SAYS_NO, Common, app, verb
 from atlas_lab.cli.plan_tables import print_diff, print_explained, print_plan
-from atlas_lab.experiments.configurations import Memory, Planner, parse_bytes
+from atlas_lab.experiments.configurations import Memory, Planner, parse_bytes, parse_rank
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.plan_diff import Diff, compare
 from atlas_lab.experiments.plan_results import result_of
@@ -35,6 +35,9 @@ def plan(
     reserve: Annotated[str, typer.Option(help="Of it, for the context, libraries and activations.")] = "0",
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="Of the KV cache: bf16, f16, fp8.")] = "bf16",
     sequences: Annotated[int, typer.Option(help="How many are served at a time.")] = 1,
+    tensor_parallel: Annotated[
+        str, typer.Option("--tensor-parallel", metavar="RANK/SIZE", help="Plan one rank's slice of a checkpoint.")
+    ] = "0/1",
 ) -> int:
     """Show which arm serves what and why, what every other arm said, memory at its steady state and peak.
 
@@ -46,7 +49,7 @@ def plan(
     budget = None if memory is None else parse_bytes("--memory", memory)
     shared = Memory(budget, parse_bytes("--reserve", reserve), kv_dtype, sequences)
     loaded = common.load()
-    planner = Planner(loaded, common.said, common.registry(loaded), shared)
+    planner = Planner(loaded, common.said, common.registry(loaded), shared, parse_rank(tensor_parallel))
     plans, diffs = _plans(planner, checkpoint, experiment, against)
     for p in plans:
         if explain is not None:

@@ -66,14 +66,25 @@ def parse_bytes(option: str, text: str) -> int:
     return int(float(match.group(1)) * units[unit])
 
 
+def parse_rank(text: str) -> tuple[int, int]:
+    """`0/2`: rank 0 of 2; raises ConfigError."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
+    rank, size = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not rank < size:
+        raise ConfigError(f"--tensor-parallel {text}: expected RANK/SIZE with 0 <= RANK < SIZE, such as 0/2")
+    return rank, size
+
+
 @dataclass(frozen=True)
 class Planner:
-    """Plans configurations of one run of the command."""
+    """Plans configurations of one run of the command. `tensor_parallel` (rank, size) cuts checkpoints, not
+    experiments."""
 
     loaded: Loaded
     said: Said
     registry: Registry
     memory: Memory = Memory()
+    tensor_parallel: tuple[int, int] = (0, 1)
 
     def plan(self, name: str) -> ModelPlan:
         """The plan of `CHECKPOINT`, `EXPERIMENT:VARIANT` or `CHECKPOINT@EXPERIMENT:VARIANT`; raises ConfigError and
@@ -89,6 +100,8 @@ class Planner:
 
     def variants(self, experiment: str | None) -> dict[str, ModelPlan]:
         """The plan of every variant of an experiment, over its layers and roles."""
+        if self.tensor_parallel != (0, 1):
+            raise ConfigError("--tensor-parallel: an experiment's layers are whole, expected a CHECKPOINT")
         session = open_session(self.loaded, self.said, self.registry, experiment)
         return {
             v: plan_routes(f"{session.name}:{v}", p.routes, self.memory.within(p.context), whole=False)
@@ -98,7 +111,7 @@ class Planner:
     def _checkpoint(self, name: str, path: Path, experiment: str, variant: str) -> ModelPlan:
         target = target_for(self.loaded, self.registry)
         try:
-            held = open_checkpoint(path, self.registry.models or None)
+            held = open_checkpoint(path, self.registry.models or None, tensor_parallel=self.tensor_parallel)
         except OSError as e:
             raise ConfigError(f"{path}: cannot be read: {e.strerror or e}") from None
         context = self.memory.within(self._context(target, held.dims, experiment, variant))
@@ -114,6 +127,7 @@ class Planner:
             target=target,
             dims=dims,
             levers=levers_for(self.loaded, self.said, target, chosen),
+            tensor_parallel=self.tensor_parallel,
             preferences=preferences_for(self.loaded, variant, chosen),
         )
 

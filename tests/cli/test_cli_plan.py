@@ -199,3 +199,27 @@ def test_bad_input_is_one_sentence_and_exit_2(run: Run, settings: None, argv: li
     assert status == 2
     assert err.startswith(f"atlas-lab: {sentence}")
     assert err.count("\n") == 1
+
+
+def test_a_rank_of_tensor_parallelism(run: Run):
+    whole = json.loads(run("plan", "bf16", "--json", "-")[1])["plans"][0]
+    ranks = [
+        json.loads(run("plan", "bf16", "--tensor-parallel", f"{r}/2", "--json", "-")[1])["plans"][0] for r in (0, 1)
+    ]
+    assert ranks[0]["residency"]["steady"] == ranks[1]["residency"]["steady"] < whole["residency"]["steady"]
+    status, _, err = run("plan", "bf16", "--tensor-parallel", "2/2")
+    assert (status, err) == (
+        2,
+        "atlas-lab: --tensor-parallel 2/2: expected RANK/SIZE with 0 <= RANK < SIZE, such as 0/2\n",
+    )
+    status, _, err = run("plan", "bf16", "--tensor-parallel", "0/3")
+    assert status == 2
+    assert err.count("\n") == 1
+
+
+def test_experiments_are_not_cut(run: Run, settings: None):
+    status, _, err = run("plan", "-c", "r.yaml", "-e", "x", "--tensor-parallel", "0/2")
+    assert (status, err) == (
+        2,
+        "atlas-lab: --tensor-parallel: an experiment's layers are whole, expected a CHECKPOINT\n",
+    )
