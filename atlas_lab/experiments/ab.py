@@ -66,9 +66,9 @@ def run_ab(
         result.experiments.append(x)
         _compile(session, x, notify)
         products = Products(session.reference_file(), seed)
-        _numbers(session, x, device, products, notify)
+        judged = _numbers(session, x, device, products, notify)
         if device.name == "cuda":
-            timed.run(session, x, device, products, notify)
+            timed.run(session, x, device, products, judged, notify)
         x.comparisons = compare.comparisons(session, x, seed)
         x.require = compare.bounds(session, x)
     result.status = "complete"
@@ -101,8 +101,11 @@ def _steps(session: Session, x: ExperimentResult) -> list[tuple[Cell, Step]]:
     return [(c, steps[c.variant, (c.layer, c.role, c.m)]) for c in x.cells]
 
 
-def _numbers(session: Session, x: ExperimentResult, device: Device, products: Products, notify: Notify) -> None:
-    done = 0
+def _numbers(
+    session: Session, x: ExperimentResult, device: Device, products: Products, notify: Notify
+) -> dict[tuple[str, Key], str]:
+    """Parity of every cell; returns the digests of the outputs, by variant and step."""
+    done, judged = 0, {}
     for name in session.plans:
         cells = {(c.layer, c.role, c.m): c for c in x.cells if c.variant == name}
         notify(f"{name}: weights", done, len(x.cells))
@@ -113,9 +116,13 @@ def _numbers(session: Session, x: ExperimentResult, device: Device, products: Pr
         for key, y in _outputs(session, plan, held, device, list(cells), products.seed):
             dims, step = cells[key].dims, steps[key]
             dims.numbers_n, dims.numbers_k = step.call.n, step.call.k
-            take(cells[key], y if isinstance(y, str) else _judged(judge, step, y, device))
+            found = y if isinstance(y, str) else _judged(judge, step, y, device)
+            take(cells[key], found)
+            if isinstance(found, Numbers):
+                judged[name, key] = found.digest
             done += 1
             notify(f"{name}: parity of layers.{key[0]}.{key[1]} M={key[2]}", done, len(x.cells))
+    return judged
 
 
 def _outputs(

@@ -19,7 +19,7 @@ from atlas_lab.runtime import probe, timing
 from atlas_lab.runtime.device import Device, open_device
 
 INTERPRETER = Said(device="interpreter")
-Opened = tuple[Session, ExperimentResult, Device, numbers.Products]
+Opened = tuple[Session, ExperimentResult, Device, numbers.Products, timed.Digests]
 US = {"a": 10.0, "b": 6.0, "c": 8.0}
 
 
@@ -37,9 +37,9 @@ def opened(registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     x = ab.described(session)
     with open_device("interpreter") as device:
         products = numbers.Products(session.reference_file(), 20)
-        ab._numbers(session, x, device, products, ab.silent)
+        judged = ab._numbers(session, x, device, products, ab.silent)
         assert {c.status for c in x.cells} == {"passed"}
-        yield session, x, device, products
+        yield session, x, device, products, judged
         device.ledger.check_empty()
 
 
@@ -69,9 +69,9 @@ def clock(monkeypatch: pytest.MonkeyPatch, device: Device) -> list[list[str]]:
 
 
 def test_times_and_comparisons(opened: Opened, monkeypatch: pytest.MonkeyPatch):
-    session, x, device, products = opened
+    session, x, device, products, judged = opened
     groups = clock(monkeypatch, device)
-    timed.run(session, x, device, products, ab.silent)
+    timed.run(session, x, device, products, judged, ab.silent)
     assert [len(g) for g in groups] == [6, 6]  # every variant and role of one M together
     cell = next(c for c in x.cells if (c.variant, c.role, c.m) == ("b", "ffn.gate", 3))
     assert cell.time.median_us == pytest.approx(6, rel=0.02)
@@ -102,7 +102,7 @@ def test_times_and_comparisons(opened: Opened, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_output_that_changed_while_timed_fails(opened: Opened, monkeypatch: pytest.MonkeyPatch):
-    session, x, device, products = opened
+    session, x, device, products, judged = opened
     clock(monkeypatch, device)
     real = Device.download
     seen: dict[str, int] = {}
@@ -111,12 +111,12 @@ def test_an_output_that_changed_while_timed_fails(opened: Opened, monkeypatch: p
         out = real(self, buffer, dtype, shape, offset)
         if buffer.name.endswith("ffn.down/y"):
             seen[buffer.name] = seen.get(buffer.name, 0) + 1
-            if seen[buffer.name] == 6:  # three first outputs of one M, then the third variant's again
+            if seen[buffer.name] == 3:  # the third variant's, after the loop
                 out[0, 0] = 1e9
         return out
 
     monkeypatch.setattr(Device, "download", download)
-    timed.run(session, x, device, products, ab.silent)
+    timed.run(session, x, device, products, judged, ab.silent)
     failed = [c for c in x.cells if c.status == "failed"]
     assert [(c.variant, c.role, c.m) for c in failed] == [("c", "ffn.down", 1)]
     assert failed[0].reason.startswith("after the timed loop: 1 of 64 outputs are outside the tolerance")
@@ -125,8 +125,23 @@ def test_an_output_that_changed_while_timed_fails(opened: Opened, monkeypatch: p
     assert reason == "c failed parity for layers.0.ffn.down M=1"
 
 
+def test_an_output_that_was_never_the_judged_one_fails(opened: Opened, monkeypatch: pytest.MonkeyPatch):
+    session, x, device, products, judged = opened
+    clock(monkeypatch, device)
+    real = Device.upload
+
+    def upload(self, buffer, array, *offset):
+        wrong = buffer.name.endswith("ffn.gate/x")
+        real(self, buffer, array * array.dtype.type(2) if wrong else array, *offset)
+
+    monkeypatch.setattr(Device, "upload", upload)
+    timed.run(session, x, device, products, judged, ab.silent)
+    assert {c.role for c in x.cells if c.status == "failed"} == {"ffn.gate"}
+    assert all(c.time is None for c in x.cells if c.role == "ffn.gate")
+
+
 def test_without_the_lever_graph_programs_are_launched(opened: Opened, monkeypatch: pytest.MonkeyPatch):
-    session, x, device, products = opened
+    session, x, device, products, judged = opened
     clock(monkeypatch, device)
     launched = []
 
@@ -138,12 +153,12 @@ def test_without_the_lever_graph_programs_are_launched(opened: Opened, monkeypat
 
     monkeypatch.setattr(timing, "measure", measure)
     eager = replace(session, said=Said(sets={"graph": "off"}, device="interpreter"))
-    timed.run(eager, x, device, products, ab.silent)
+    timed.run(eager, x, device, products, judged, ab.silent)
     assert launched == [(3, None)] * 12
 
 
 def test_rotated_weights_are_equal(opened: Opened, monkeypatch: pytest.MonkeyPatch):
-    session, _, device, _ = opened
+    session, _, device, _, _ = opened
     clock(monkeypatch, device)
     held = session.file("c")
     plan = session.numbers_plan("c", held)
