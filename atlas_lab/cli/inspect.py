@@ -15,7 +15,7 @@ from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.inspection import ROWS, Run, instructions, launches, occupancy, target_of
 from atlas_lab.experiments.report import row, table
 from atlas_lab.kernels.lang import KernelError
-from atlas_lab.kernels.lang.compile import architectures, compile_kernel, compiler_missing, ptx, sass
+from atlas_lab.kernels.lang.compile import architectures, check_kernel, compile_kernel, compiler_missing, ptx, sass
 
 SHOWN = 14
 
@@ -96,8 +96,8 @@ def _print(common: Common, found: list[Found]) -> None:
         )
     common.console.print(t)
     for _, a, x, _ in found:
-        for w in compile_kernel(x.launch.kernel, a).warnings:
-            common.console.print(f"{x.launch.kernel.spec} {a}: {w}", markup=False)
+        for problem in check_kernel(x.launch.kernel, a):
+            common.console.print(problem, markup=False)
     for _, a, x, counts in found:
         if isinstance(counts, str):
             common.console.print(f"instructions not counted: {counts}", markup=False)
@@ -122,6 +122,7 @@ def _plain(target: Target, arch: str, x: Run, counts: dict[str, int] | str) -> d
         "shared_static": made.shared,
         "shared_dynamic": x.launch.shared,
         "warnings": list(made.warnings),
+        "problems": list(check_kernel(x.launch.kernel, arch)),
         "occupancy": {"target": target.name, "blocks": held.blocks, "share": held.share, "limit": held.limit},
         "instructions": counts if isinstance(counts, dict) else None,
         "reasons": {} if isinstance(counts, dict) else {"instructions": counts},

@@ -22,8 +22,8 @@ Source = WeightSource | Packed
 
 @dataclass(frozen=True)
 class Bind:
-    """Stored tensors read in place. `call.weights[key]` has them by field; a group's arm binds each member under
-    a key of its own."""
+    """Stored tensors read in place. `call.weights[key]` has them by field, as in `call.weights["weight"].scale` (the
+    fields are those of the weight's format); a group's arm binds each member under a key of its own."""
 
     source: WeightSource
     key: str = "weight"

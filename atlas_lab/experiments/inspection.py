@@ -24,9 +24,11 @@ from atlas_lab.kernels.lang.compile import Compiled
 
 ROWS = (1, 16, 64, 4096)
 WARP = 32
-# Registers are given out a warp at a time in units of 256; the driver keeps 1 KB of shared memory a block.
-REGISTER_UNIT, SHARED_RESERVED = 256, 1024
-BLOCKS_PER_SM = 32
+# Registers are given out a warp at a time in units of 256, from the quarter of the SM that runs the warp; the driver
+# keeps 1 KB of shared memory a block.
+REGISTER_UNIT, QUARTERS, SHARED_RESERVED = 256, 4, 1024
+# Resident blocks of an SM, by the major compute capability, where they are not 32.
+BLOCKS_PER_SM = {12: 24}
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ def occupancy(made: Compiled, threads: int, dynamic_shared: int, target: Target)
     shared = round_up(made.shared + dynamic_shared + SHARED_RESERVED, 128)
     limits = {
         "threads": target.threads_per_sm // (warps * WARP),
-        "registers": target.registers_per_sm // (a_warp * warps),
+        "registers": target.registers_per_sm // QUARTERS // a_warp * QUARTERS // warps,
         "shared memory": target.shared_per_sm // shared,
-        "blocks": BLOCKS_PER_SM,
+        "blocks": BLOCKS_PER_SM.get(target.capability[0], 32),
     }
     limit = min(limits, key=lambda name: limits[name])
     blocks = limits[limit]

@@ -317,9 +317,23 @@ def test_inspect(run: Run):
     (kernel,) = json.loads(Path("i.json").read_text())["kernels"]
     assert kernel["registers"] > 0
     assert kernel["spill_stores"] == 0
+    assert kernel["problems"] == []
     assert kernel["occupancy"]["blocks"] == 32
     assert kernel["occupancy"]["limit"] == "blocks"
     assert "sm_90a" in out
+    Path("odd.py").write_text(
+        "from atlas_lab import Arm, Bind, Launch, Rounded, hookimpl, rows\n"
+        "from atlas_lab.kernels import lang as L\n\n\n"
+        "@L.kernel\ndef k(w: L.In[L.bf16], x: L.In[L.bf16], y: L.Out[L.bf16], n: L.i32):\n"
+        "    L.stg_bf16(y, 0, L.f32(n * 0.1))\n\n\n"
+        "class Odd(Arm):\n    name, roles, rows, source, kernels = 'odd', ('*',), rows(1), 'bf16', (k,)\n"
+        "    tolerance = Rounded('f32', 'bf16')\n    finalize = lambda self, p, ctx: [Bind(p.weight)]\n"
+        "    lower = lambda self, c: [Launch(k, 1, 32, (c.weights['weight'].weight, c.x, c.y, c.n))]\n\n\n"
+        "@hookimpl\ndef atlas_arms():\n    return [Odd()]\n"
+    )
+    status, out, err = run("inspect", "odd", "--arch", "sm_90a", "--plugin", "./odd.py")
+    assert (status, err) == (0, "")
+    assert "uses 64-bit floating point" in " ".join(out.split())
     status, out, _ = run("inspect", "toy", "--arch", "sm_90a", "--ptx")
     assert status == 0
     assert ".visible .entry" in out
