@@ -124,11 +124,12 @@ def test_the_page_is_made_of_the_json(cell: BenchCell, tmp_path: Path):
     assert {line.count("|") for line in page.splitlines() if line.startswith("|")} == {12}
 
 
-def test_the_page_in_docs_is_its_jsons():
+@pytest.mark.parametrize(("source", "page"), [("foundation", "performance"), ("load", "loading")])
+def test_the_page_in_docs_is_its_jsons(source: str, page: str):
     root = Path(__file__).parents[2]
-    source, page = root / "benchmarks/foundation.json", root / "docs/performance.md"
-    if source.exists():
-        assert page.read_text() == performance.render(read_bench(source), source.relative_to(root))
+    file = root / f"benchmarks/{source}.json"
+    rendered = performance.render(read_bench(file), file.relative_to(root))
+    assert (root / f"docs/{page}.md").read_text(encoding="utf-8") == rendered
 
 
 def test_bad_files(tmp_path: Path):
