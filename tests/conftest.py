@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["pytester", "atlas_lab.testing", "budgets"]  # for their own tests; `--device` and the marker `gpu` for all
+# For their own tests; `--device` and the marker `gpu` for all; seconds a room.
+pytest_plugins = ["pytester", "atlas_lab.testing", "budgets"]
 
 COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("atlas-lab", derandomize=True, **COMMON)  # the same examples in every run

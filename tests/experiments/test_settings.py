@@ -68,7 +68,8 @@ def test_precedence_of_orders_and_pins():
         ("{}", "levers: {graph: maybe}\n", "r.yaml:7: levers.graph: lever graph: found 'maybe', expected 0, false, "
          "off, 1, true or on"),
         ("{weights: nvfp5}", "", "r.yaml:6: experiments.x.variants.a.weights: unknown format 'nvfp5', expected one of "
-         "bf16, fp8, fp8_tensor, fp8_row, nvfp4, nvfp4_ct, q8_0, q4_k, q6_k, q2_0_g64, q2_0_g128, block_nvfp4, did you mean 'nvfp4'?"),
+         "bf16, fp8, fp8_tensor, fp8_row, nvfp4, nvfp4_ct, q8_0, q4_k, q6_k, q2_0_g64, q2_0_g128, block_nvfp4, "
+         "did you mean 'nvfp4'?"),
         ("{}", "target: h20\n", "r.yaml:7: target: unknown target 'h20', expected one of h200, h100, a100, gb10, "
          "rtx5090, b200, did you mean 'h200'?"),
         ("{pins: {layers.x.ffn.up: toy}}", "", "r.yaml:6: experiments.x.variants.a.pins['layers.x.ffn.up']: found "
