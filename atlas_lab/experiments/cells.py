@@ -7,7 +7,7 @@ from atlas_lab.core.target import Target
 from atlas_lab.experiments.plan import Step, program_floor
 from atlas_lab.experiments.results import Cell, Dimensions, LaunchResult
 from atlas_lab.kernels.lang import KernelError
-from atlas_lab.kernels.lang.compile import compile_kernel, compiler_missing
+from atlas_lab.kernels.lang.compile import check_kernel, compile_kernel, compiler_missing
 
 
 def cell_of(variant: str, step: Step, target: Target) -> Cell:
@@ -44,7 +44,7 @@ def launch_result(x: Launch) -> LaunchResult:
 
 
 def fill(cell: Cell, step: Step, arch: str) -> None:
-    """Registers and spills of each of the cell's kernels, or why there are none."""
+    """Registers, spills and compile faults of each of the cell's kernels, or why there are none."""
     for into, launch in zip(cell.launches, step.program.launches, strict=True):
         missing = compiler_missing()
         if missing:
@@ -56,3 +56,4 @@ def fill(cell: Cell, step: Step, arch: str) -> None:
             into.not_compiled = str(e)
             continue
         into.registers, into.spills = made.registers, made.spill_stores + made.spill_loads
+        into.problems = list(check_kernel(launch.kernel, arch))

@@ -140,6 +140,8 @@ def _launches_without_report(x: ExperimentResult, console: Console) -> None:
     reasons = dict.fromkeys(launch.not_compiled for c in x.cells for launch in c.launches if launch.not_compiled)
     for reason in reasons:
         console.print(f"not compiled: {escape(reason)}", soft_wrap=False)
+    for problem in dict.fromkeys(p for c in x.cells for launch in c.launches for p in launch.problems):
+        console.print(f"[yellow]compiles with a fault[/yellow]: {escape(problem)}", soft_wrap=False)
 
 
 def _failures(cells: Iterable[Cell], console: Console) -> None:

@@ -38,7 +38,7 @@ class Dimensions(Part):
 
 class LaunchResult(Part):
     """One launch of a cell's program at full size. `registers` and `spills` (bytes) are null where `not_compiled`
-    says why."""
+    says why; `problems` are what a compile check would fail it for: spills, float64, calls, warnings."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -50,6 +50,7 @@ class LaunchResult(Part):
     registers: int | None = None
     spills: int | None = None
     not_compiled: str = ""
+    problems: list[str] = []
 
 
 class ParityResult(Part):

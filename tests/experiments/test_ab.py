@@ -14,6 +14,7 @@ from atlas_lab.experiments import ab, compare, config, isolate, numbers, report,
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.results import AbResult, Cell
 from atlas_lab.experiments.settings import Said
+from atlas_lab.kernels.lang.compile import compiler_missing
 from atlas_lab.runtime.device import open_device
 
 INTERPRETER = Said(device="interpreter")
@@ -239,3 +240,14 @@ def test_a_child_that_dies_costs_one_cell(registry, tmp_path: Path, monkeypatch:
     keys = [(0, "ffn.gate", m) for m in (1, 3, 5)]
     assert [found for _, found in isolate.run(opened, "a", keys, 0)] == ["as it was", "it never ended", "as it was"]
     assert asked == [[1, 3, 5], [5]]
+
+
+def test_a_kernel_that_compiles_with_a_fault_is_told(registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    missing = compiler_missing()
+    if missing:
+        pytest.skip(missing)
+    monkeypatch.setattr("atlas_lab.experiments.cells.compiler_missing", lambda: None)
+    result = run(registry, load(tmp_path, "a: {pins: {'*': toy}}, b: {pins: {'*': toy_double}}"))
+    assert cell(result, "a").launches[0].problems == []
+    assert any("uses 64-bit float" in p for p in cell(result, "b").launches[0].problems)
+    assert "compiles with a fault: kernel toy_double" in text_of(result)

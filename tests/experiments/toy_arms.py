@@ -61,6 +61,17 @@ def toy_outside(w: L.In[L.bf16], x: L.In[L.bf16], y: L.Out[L.bf16], n: L.i32, k:
         L.stg_bf16(y, cuda.blockIdx.y * n + cuda.blockIdx.x + 1, L.f32(0))
 
 
+@L.kernel(launch_bounds=(32, 1))
+def toy_double(w: L.In[L.bf16], x: L.In[L.bf16], y: L.Out[L.bf16], n: L.i32, k: L.i32):
+    """Right, in float64."""
+    row, m = cuda.blockIdx.x, cuda.blockIdx.y
+    if L.lane_id() == 0:
+        acc = 0.0
+        for c in range(k):
+            acc += L.ldg_bf16(w, row * k + c) * L.ldg_bf16(x, m * k + c) * 1.0
+        L.stg_bf16(y, m * n + row, L.f32(acc))
+
+
 class Toy(Arm):
     roles = ("*",)
     rows = rows_from(1)
@@ -123,6 +134,7 @@ def atlas_arms():
         Toy("toy_one", served=rows(1)),
         Toy("toy_wrong", toy_off),
         Toy("toy_outside", toy_outside),
+        Toy("toy_double", toy_double),
         ToyExact("toy_exact"),
         ToyExact("toy_not_exact", toy_reversed),
         ToyGrid("toy_grid"),
