@@ -7,8 +7,8 @@
 #   tools/device.sh python FILE [arguments]      a script
 set -uo pipefail
 cd "$(dirname "$0")/.."
-site="${SITE:-/tmp/site}"
-OUT="${OUT:-/tmp/out}"
+site="${SITE:-$PWD/.site}"
+OUT="${OUT:-$PWD/out}"
 mkdir -p "$OUT"
 export PYTHONPATH="$site" PYTHONUNBUFFERED=1 OUT
 if [ ! -e "$site/.ready" ]; then
