@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from atlas_lab.core.call import Operand
+from atlas_lab.core.target import PIPES
 from atlas_lab.core.tensor import Tensor, TensorMap
 from atlas_lab.kernels.lang import Kernel, Scalar
 from atlas_lab.kernels.lang.types import FloatScalar
@@ -81,6 +82,8 @@ class Launch:
             raise LaunchError(f"launch of {name}: found grid {self.grid}, block {self.block}, expected 1 or more")
         if self.shared < 0:
             raise LaunchError(f"launch of {name}: found {self.shared} bytes of shared memory, expected 0 or more")
+        if self.pipe not in PIPES:
+            raise LaunchError(f"launch of {name}: found pipe {self.pipe!r}, expected one of {', '.join(PIPES)}")
         bounds = self.kernel.launch_bounds
         most = bounds[0] if isinstance(bounds, tuple) else bounds
         if most is not None and self.threads > most:

@@ -13,6 +13,9 @@ import yaml
 
 from atlas_lab.kernels.lang import Needs
 
+# Math units that do a kernel's work, CUDA cores and tensor cores by operand.
+PIPES = ("fma", "mma_bf16", "mma_f16", "mma_e4m3", "mma_s8")
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -28,7 +31,7 @@ class Target:
 
     Integers are limits of the architecture. `memory` and `l2` are in bytes; `read_rate` (bytes a second) is what a
     plain read kernel reaches where `read_rate` was measured, the data sheet's bandwidth otherwise; `math` maps a
-    pipe (`fma`, `mma_bf16`, `mma_f16`, `mma_e4m3`, `mma_s8`) to operations a second, counting a multiply-add as two.
+    pipe (of PIPES) to operations a second, counting a multiply-add as two.
     """
 
     name: str

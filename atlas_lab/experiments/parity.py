@@ -132,6 +132,10 @@ def _judge(ran: Ran, device: Device, context: Context, peers: Mapping[str, Arm])
         wrong.append(f"accuracy: found {near.snr_db:.1f} dB against unquantized weights, {declared}")
     if ran.declared != ran.ledger:
         wrong.append(f"bytes: found {ran.ledger} in the ledger, expected the declared {ran.declared}")
+    m, n, k = ran.call.m, ran.call.n, ran.call.k
+    if ran.program.flops != 2 * m * n * k:
+        expected = f"expected 2·M·N·K = {2 * m * n * k}, which its floor is made of"
+        wrong.append(f"flops: found {ran.program.flops} in its launches, {expected}")
     return ParityResult(
         not wrong,
         "; ".join(wrong),

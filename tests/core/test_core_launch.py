@@ -54,6 +54,10 @@ BAD = {
     "four extents": ({"grid": (1, 1, 1, 1)}, "found 4 extents, expected one to three"),
     "too many threads": ({"block": (64, 2)}, "found 128 threads a block, its launch bounds allow 64"),
     "negative shared memory": ({"shared": -1}, "found -1 bytes of shared memory, expected 0 or more"),
+    "no such pipe": (
+        {"pipe": "mma_fp8"},
+        "found pipe 'mma_fp8', expected one of fma, mma_bf16, mma_f16, mma_e4m3, mma_s8",
+    ),
 }
 
 

@@ -55,7 +55,7 @@ class Hostile(Arm):
 
     def lower(self, c: Call):
         args = (c.weights["weight"].weight, c.x, c.scratch["flag"], c.y, c.n, c.k)
-        return [Launch(self.kernels[0], grid=-(-c.n // 32), block=32, args=args)]
+        return [Launch(self.kernels[0], grid=-(-c.n // 32), block=32, args=args, flops=2 * c.m * c.n * c.k)]
 
 
 class Dies(Hostile):

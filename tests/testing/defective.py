@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -110,6 +111,11 @@ class Sound(Arm):
         return [Launch(self.kernels[0], grid=(c.n, c.m), block=32, args=self.arguments(c), flops=flops)]
 
 
+def half_the_flops(self, c):
+    (launch,) = Sound.lower(self, c)
+    return [replace(launch, flops=launch.flops // 2)]
+
+
 def coarse(w):
     step = np.maximum(np.abs(w).max(axis=1, keepdims=True), np.float32(1e-30)) / 4
     return {"w": (np.rint(w / step) * step).astype(ml_dtypes.bfloat16)}
@@ -147,7 +153,7 @@ class Pair(Sound):
         parts = [c.y.data.view(i * half, (1, half)) for i in (0, 1)]
         weights = [c.weights[role].weight for role in (c.roles[::-1] if self.swapped else c.roles)]
         args = [(w, c.x, part, half, c.k, c.m) for w, part in zip(weights, parts, strict=True)]
-        return [Launch(self.kernels[0], half, 32, a) for a in args]
+        return [Launch(self.kernels[0], half, 32, a, flops=2 * c.m * half * c.k) for a in args]
 
 
 def noisy(w):
@@ -209,6 +215,7 @@ DEFECTS: list[tuple[Arm, dict[str, str]]] = [
     (variant("starts_from_nothing", source="q9"), {"cases": "starts from 'q9' weights, expected a family of bf16"}),
     (variant("launches_another", lower=lambda self, c: [Launch(OTHER, c.n, 32, self.arguments(c))]),
      {"parity": "PlanError: layers.0.ffn.gate/y: arm launches_another launches product(defect=one in many), which"}),
+    (variant("counts_half", lower=half_the_flops), {"parity": "flops: found"}),
     (variant("lowers_wrongly", lower=lambda self, c: 1 // 0), {"parity": "ZeroDivisionError"}),
     (variant("leaves", lower=lambda self, c: sys.exit(7)), {"parity": "SystemExit: 7"}),
     (with_kernel("divides_by_zero", divides, rows=rows(1), reduction_class=None), {"parity": "thread (0, 0, 0), "}),
