@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +16,7 @@ from atlas_lab.checkpoint import Checkpoint, Described, Shown, presets
 from atlas_lab.checkpoint.layout import Attention
 from atlas_lab.cli.common import DONE, SAYS_NO, Common, app, verb
 from atlas_lab.cli.progress import progress
+from atlas_lab.experiments.grouping import span
 from atlas_lab.experiments.report import megabytes, row, table
 
 group = typer.Typer(help="Make, convert and look into checkpoints.", no_args_is_help=True, rich_markup_mode=None)
@@ -78,19 +81,35 @@ def show(
     path: Annotated[Path, typer.Argument(help="A folder, a .safetensors or a .gguf file.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read the weights and check their values.")] = False,
 ) -> int:
-    """List a checkpoint's tensors and what reads them. With --verify, exit status 1 where a value is no weight's."""
+    """List a checkpoint's tensors and what reads them, equal layers together.
+
+    With --verify, exit status 1 where a value is no weight's.
+    """
     registry = common.registry()
     shown = checkpoint.show(path, verify, registry.models or None)
-    t = table("tensor", "dtype", "shape", ">MB", "used by", "format")
-    for d in shown.rows:
-        shape = "x".join(map(str, d.tensor.shape)) or "scalar"
-        row(t, d.tensor.name, d.tensor.dtype, shape, megabytes(d.tensor.bytes), d.used_by or d.note, _format(d))
+    t = table("tensor, in its layer", "layers", "dtype", "shape", ">MB", "used by", "format")
+    for (name, dtype, shape, used, form), alike in _alike(shown.rows).items():
+        layers = span([n for n, _ in alike if n is not None])
+        size = megabytes(sum(d.tensor.bytes for _, d in alike))
+        row(t, name, layers, dtype, "x".join(map(str, shape)) or "scalar", size, used, form)
     common.console.print(t)
     return _tell(common, shown)
 
 
+def _alike(rows: Sequence[Described]) -> dict[tuple[Any, ...], list[tuple[int | None, Described]]]:
+    """Tensors that differ by their layer alone, with its number, under what they have in common."""
+    out: dict[tuple[Any, ...], list[tuple[int | None, Described]]] = {}
+    for d in rows:
+        found = re.search(r"\b(?:layers|blk)\.(\d+)\.", d.tensor.name)
+        name = d.tensor.name[found.end() :] if found else d.tensor.name
+        used = re.sub(r"^layers\.\d+\.", "", d.used_by) if d.used_by else d.note
+        key = (name, d.tensor.dtype, d.tensor.shape, used, _format(d))
+        out.setdefault(key, []).append((int(found[1]) if found else None, d))
+    return out
+
+
 def _format(d: Described) -> str:
-    return f"{d.format}, {d.geometry}: {d.field}" if d.format else ""
+    return f"{d.format}: {d.field}" if d.format else ""
 
 
 def _layers(held: Checkpoint) -> list[str]:

@@ -83,3 +83,13 @@ def test_refusals(run: Run, argv: list[str], sentence: str):
     assert err.startswith(f"atlas-lab: {sentence}")
     assert err.count("\n") == 1
     assert list(Path().iterdir()) == []
+
+
+def test_equal_layers_are_shown_together(run: Run):
+    assert run("new", "m", "--layers", "4", "--format", "nvfp4")[0] == 0
+    status, out, _ = run("show", "m")
+    assert status == 0
+    lines = " ".join(out.split())
+    assert "0-2 (3)" in lines
+    assert "0-3 (4)" in lines
+    assert out.count("gate_proj.weight_scale_2") <= 1
