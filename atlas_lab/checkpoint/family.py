@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from atlas_lab.checkpoint.json_object import CheckpointError, brief
@@ -33,7 +34,7 @@ _MEANINGS = (
     (r"\.(k_scale|v_scale)$", "scale of the KV cache"),
     (r"\.experts\.", "experts, not supported"),
     (r"per_layer_", "input of its own for every layer, not used"),
-    (r"embed_tokens\.weight$", "embedding"),
+    (r"embed_tokens\.weight(_\w+)?$", "embedding"),
     (r"lm_head\.", "output head"),
     (r"\.linear_attn\.conv1d\.weight$", "convolution"),
     (r"\.linear_attn\.(A_log|dt_bias)$", "gates"),
@@ -78,7 +79,7 @@ class Family(ABC):
         """The other tensors of the model that the checkpoint has; raises CheckpointError for one of another shape."""
         layout = self.layout(config)
         prefix = prefix_of(layout, tensors)
-        named = [(layer, o, tensors[name]) for layer, o, name in layout.named_others(prefix) if name in tensors]
+        named = [(layer, o, t) for layer, o, name in layout.named_others(prefix) for t in _stored(o, name, tensors)]
         return [_parameter(layer, o, t) for layer, o, t in named]
 
     def missing(self, config: Mapping[str, Any], tensors: Tensors) -> list[str]:
@@ -88,7 +89,7 @@ class Family(ABC):
         layout = self.layout(config)
         prefix = prefix_of(layout, tensors)
         named = layout.named_others(prefix)
-        names = [name for _, o, name in named if name not in tensors and not _elsewhere(o, name, tensors)]
+        names = [name for _, o, name in named if not _stored(o, name, tensors)]
         if layout.head and not _head(layout, prefix, tensors):
             names.append(f"{layout.head.module}.weight")
         return names
@@ -204,15 +205,18 @@ def _head(layout: Layout, prefix: str, tensors: Tensors) -> Projection | None:
     return None
 
 
-def _elsewhere(o: Other, name: str, tensors: Tensors) -> bool:
-    """Whether the embedding is stored in another form than by its values."""
-    return o.role == EMBED and any(t.startswith(f"{name}_") for t in tensors)
+def _stored(o: Other, name: str, tensors: Tensors) -> list[Tensor]:
+    """The tensors that `name` is stored in, none where it is missing: one, but for an embedding in the form of a
+    quantized weight."""
+    if o.role != EMBED:
+        return [tensors[name]] if name in tensors else []
+    return [t for key, t in tensors.items() if key == name or key.startswith(f"{name}_")]
 
 
 def _parameter(layer: int | None, other: Other, t: Tensor) -> Parameter:
     p = Parameter(layer, other.role, t, other.dtype, other.centred)
-    if other.role == EMBED and t.dtype not in _FLOATS:
-        return p
+    if other.role == EMBED and (t.dtype not in _FLOATS or not t.name.endswith(".weight")):
+        return replace(p, dtype=t.dtype)  # part of a quantized weight, read as it is stored
     if t.dtype not in _FLOATS:
         raise CheckpointError(f"{t.name}: found dtype {t.dtype}, expected one of {', '.join(_FLOATS)} for {p.label}")
     if t.shape != other.shape:

@@ -162,8 +162,12 @@ def others_of(held: Checkpoint) -> tuple[Other, ...]:
     """What a checkpoint holds besides its projections. What the model reads is kept, as wide as kernels read it; what
     is not used, or unknown, is not loaded."""
     read = {base_name(p.tensor.name): p for p in held.parameters}
+    bound = {t.name for p in held.projections for t in p.weight.tensors.values()}
+    apart = {t.name for t in held.unread}
+    # an embedding that is also the output head: a rank reads all of the one, and a part of the other beside it
+    shared = [p.tensor for name, p in read.items() if name not in apart and p.tensor.name not in bound]
     found: dict[tuple[str, bool], list[int]] = {}
-    for t in held.unread:
+    for t in (*held.unread, *shared):
         meaning = held.model.meaning(t.name)
         p = read.get(t.name)
         if p is not None:

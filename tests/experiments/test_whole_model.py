@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import whole_model_cases as cases
+from headers_gguf import write_headers
 
 from atlas_lab import checkpoint
 from atlas_lab.checkpoint import qwen35
+from atlas_lab.checkpoint.qwen35 import QWEN35
 from atlas_lab.checkpoint.writer import write_checkpoint
 from atlas_lab.core.context import Order
 from atlas_lab.core.registry import Registry
 from atlas_lab.core.rows import PHASES, rows, rows_from
+from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.verdict import no, yes
 from atlas_lab.experiments import grouping
 from atlas_lab.experiments.errors import ConfigError
@@ -179,6 +182,27 @@ def test_other_tensors_of_a_checkpoint(tmp_path, model_registry):
     # a family that describes no parameters says by its meanings what is not used
     plain = {o.meaning: o for o in others_of(replace(held, parameters=()))}
     assert {m for m, o in plain.items() if not o.kept} == {"multi-token prediction, not used"}
+
+
+def test_an_embedding_in_blocks_is_kept_as_it_is_stored(tmp_path):
+    write_headers(tmp_path / "m.gguf", replace(SMALL, value_head_dim=128), 128)
+    held = checkpoint.open_checkpoint(tmp_path / "m.gguf")
+    blocks = Tensor("u8", (512, 210), "model.embed_tokens.weight_q6_k")
+    tensors = {t.name: t for t in held.unread if "embed" not in t.name} | {blocks.name: blocks}
+    found = tuple(QWEN35.parameters(held.config, tensors))
+    assert not QWEN35.missing(held.config, tensors | {"lm_head.weight": Tensor("bf16", (512, 256), "lm_head.weight")})
+    others = others_of(replace(held, unread=tuple(tensors.values()), parameters=found))
+    (embedding,) = (o for o in others if o.meaning == "embedding")
+    assert (embedding.bytes, embedding.count, embedding.kept) == (512 * 210, 1, True)
+
+
+def test_every_rank_holds_the_whole_of_an_embedding_that_is_the_output_head(tmp_path):
+    write_checkpoint(tmp_path / "c", replace(SMALL, tied=True), "bf16")
+    whole, rank = (checkpoint.open_checkpoint(tmp_path / "c", tensor_parallel=(0, size)) for size in (1, 2))
+    assert not [o for o in others_of(whole) if o.meaning == "embedding"]
+    (embedding,) = (o for o in others_of(rank) if o.meaning == "embedding")
+    assert (embedding.bytes, embedding.count, embedding.kept) == (512 * 256 * 2, 1, True)
+    assert rank.projections[-1].n == 256
 
 
 def test_a_plan_is_read_back_as_it_was_written(tmp_path, model_registry):
