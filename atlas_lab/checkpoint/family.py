@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from atlas_lab.checkpoint.json_object import CheckpointError, brief
+from atlas_lab.checkpoint.json_object import CheckpointError, brief, shown
 from atlas_lab.checkpoint.layout import EMBED, ROWS, Cut, Layout, Other, Parameter, Weight
 from atlas_lab.checkpoint.recognise import recognise
 from atlas_lab.checkpoint.slicing import cut_weight
@@ -68,6 +68,7 @@ class Family(ABC):
         layout = self.layout(config)
         prefix = prefix_of(layout, tensors)
         part = _part(config)
+        _within(layout, prefix, tensors)
         out = [
             Site(tuple(_projection(layout, prefix, layer, role, tensors) for role in roles))
             for layer, roles in layout.selected(*part)
@@ -118,6 +119,22 @@ def prefix_of(layout: Layout, tensors: Tensors) -> str:
         wanted = " or ".join(f"{p}layers.*" for p in layout.prefixes)
         raise CheckpointError(f"found {held}, expected tensors named {wanted}")
     return found[0]
+
+
+def _within(layout: Layout, prefix: str, tensors: Tensors) -> None:
+    """Raise CheckpointError for a tensor of a layer, an embedding or an output head that the model has not."""
+    if layout.head is None:
+        outside = next((t for m in (f"{prefix}embed_tokens", HEAD) for t in tensors if t.startswith(f"{m}.weight")), "")
+        if outside:
+            raise CheckpointError(f"config.json: vocab_size: missing, expected the rows of {outside}")
+    begins, count = f"{prefix}layers.", len(layout.layers)
+    for name in tensors:
+        index = name.removeprefix(begins).partition(".")[0] if name.startswith(begins) else ""
+        if index.isdecimal() and not (index.isascii() and len(index) <= 18 and int(index) < count):
+            raise CheckpointError(
+                f"{name}: found a tensor of layer {shown(index)}, expected layers 0 to {count - 1} by config.json: "
+                "num_hidden_layers"
+            )
 
 
 def _part(config: Mapping[str, Any]) -> tuple[list[int] | None, list[str] | None]:

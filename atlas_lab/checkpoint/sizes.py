@@ -97,6 +97,9 @@ class Sizes:
         for name, key in KEYS.items():
             if name not in given and name not in optional:
                 raise CheckpointError(f"config.json: {key}: missing, expected an integer of 1 or more")
+        gate = text.get("attn_output_gate")
+        if gate is not None and not isinstance(gate, bool):
+            raise CheckpointError(f"config.json: attn_output_gate: found {brief(gate)}, expected true or false")
         kinds = text.get("layer_types") or ()
         if not isinstance(kinds, list | tuple):
             raise CheckpointError(f"config.json: layer_types: found {brief(kinds)}, expected a list")
@@ -104,7 +107,7 @@ class Sizes:
             return cls(
                 **given,
                 interval=text.get("full_attention_interval", cls.interval),
-                output_gate=text.get("attn_output_gate", True) is not False,
+                output_gate=gate is not False,
                 layer_types=tuple(kinds),
                 vocab=keys.count(text, "vocab_size"),
                 tied=keys.tied(config, False),

@@ -98,7 +98,10 @@ def _flat(file: SafetensorsFile) -> SafetensorsFile:
 def _folder(folder: Path) -> tuple[SafetensorsFile, ...]:
     single, index = folder / SINGLE, folder / INDEX
     if single.exists() and index.exists():
-        raise CheckpointError(f"{folder}: found both {SINGLE} and {INDEX}, expected one of them")
+        files = _shards(folder, index)
+        if folder / SINGLE not in (f.path for f in files):  # some exporters index a single file, too
+            raise CheckpointError(f"{folder}: found both {SINGLE} and {INDEX}, expected one of them")
+        return files
     if single.exists():
         return (open_file(single),)
     if not index.exists():

@@ -330,6 +330,27 @@ def test_tensors_refused(name, t, sentence):
         method(config, held)
 
 
+@pytest.mark.parametrize("layer", ["2", "07", "1" * 30, "\u0662"])
+def test_a_layer_that_the_model_has_not(layer):
+    family, config, held = tensors_of("tiny-llama")
+    name = f"model.layers.{layer}.mlp.gate_proj.weight"
+    held[name] = Tensor("bf16", (384, 256), name)
+    sentence = f"{name}: found a tensor of layer {layer}, expected layers 0 to 1 by config.json: num_hidden_layers"
+    with pytest.raises(CheckpointError, match=re.escape(sentence)):
+        family.sites(config, held)
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "lm_head.weight_packed", "model.embed_tokens.weight"])
+def test_a_vocabulary_that_config_does_not_have(name):
+    family, config, held = tensors_of("tiny-llama")
+    del config["vocab_size"]
+    rest = {t: x for t, x in held.items() if ".layers." in t}
+    assert len(family.sites(config, rest)) == 8
+    sentence = f"config.json: vocab_size: missing, expected the rows of {name}"
+    with pytest.raises(CheckpointError, match=re.escape(sentence)):
+        family.sites(config, rest | {name: Tensor("bf16", (512, 256), name)})
+
+
 def test_what_is_missing_is_listed():
     family, config, held = tensors_of("tiny-llama")
     assert family.missing(config, held) == ["lm_head.weight"]

@@ -182,6 +182,7 @@ CONFIGS = [
         {"num_attention_heads": 5},
         "config.json: num_attention_heads: found 5, expected a multiple of the 2 of num_key_value_heads",
     ),
+    ({"attn_output_gate": 0}, "config.json: attn_output_gate: found 0, expected true or false"),
     ({"layer_types": ["full_attention"]}, "config.json: layer_types: found 1 entries, expected 4"),
     (
         {"layer_types": ["full_attention"] * 3 + ["sliding_attention"]},

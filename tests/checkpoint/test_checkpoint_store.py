@@ -69,6 +69,14 @@ def test_both_file_and_index(folder):
     refused(folder, f": found both model.safetensors and {INDEX}, expected one of them")
 
 
+def test_an_index_of_the_single_file(tmp_path):
+    write(tmp_path / "model.safetensors", ONE, b"\1\2")
+    index(tmp_path, dict.fromkeys(ONE, "model.safetensors"))
+    assert set(Store.open(tmp_path).tensors) == set(ONE)
+    index(tmp_path, {**dict.fromkeys(ONE, "model.safetensors"), "other": "model.safetensors"})
+    refused(tmp_path, f"/model.safetensors: other: missing, expected it here by {INDEX}")
+
+
 def test_a_missing_shard(folder):
     (folder / "m-2.safetensors").unlink()
     refused(folder, f"/{INDEX}: weight_map: b: found no shard 'm-2.safetensors', expected it here")
