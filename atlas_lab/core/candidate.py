@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from atlas_lab.core.arm import Arm, is_group
+from atlas_lab.core.arm import Arm, is_group, projections_of
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Bind, Declaration, Derived
 from atlas_lab.core.projection import Projection, Site
@@ -127,8 +127,7 @@ def _nonsense(arm: Arm, what: str, made: Any, allowed: str) -> Verdict:
 
 
 def _verdict(arm: Arm, subject: Projection | Site, context: Context) -> Verdict:
-    members = subject.projections if isinstance(subject, Site) else (subject,)
-    for p in members:
+    for p in projections_of(subject):
         if arm.source and p.weight.family != arm.source:
             return no("source", f"starts from {arm.source} weights", found=p.weight.format, allowed=arm.source)
     try:

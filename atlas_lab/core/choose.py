@@ -194,7 +194,7 @@ def _held(site: Site, piece: Rows, pins: Pins, candidates: list[Candidate]) -> d
         for other in candidates[offer.candidate].roles:
             theirs = held.setdefault(other, offer)
             if theirs.candidate != offer.candidate:
-                label = f"layers.{site.layer}.{other}"
+                label = site[other].label
                 raise RouteError(f"{label}: {theirs.origin} contradicts {offer.origin}, whose arm serves {role} too")
     return held
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from atlas_lab.core.levers import Levers
@@ -100,7 +100,7 @@ class Context:
     kv_page: int = 16
     memory_budget: int = 0
     reserve: int = 0
-    tensor_parallel: tuple[int, int] = field(default=(0, 1))
+    tensor_parallel: tuple[int, int] = (0, 1)
     tuned: str = ""
 
     def __post_init__(self) -> None:

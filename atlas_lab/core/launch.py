@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -129,10 +129,8 @@ class Program:
     outputs: tuple[Tensor, ...]
     persistent: tuple[Tensor, ...] = ()
     temporaries: tuple[Tensor, ...] = ()
-    flops: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "flops", sum(x.flops for x in self.launches))
         known = {t.name for t in self.buffers}
         for launch in self.launches:
             for t in (*launch.reads, *launch.writes):
@@ -142,6 +140,10 @@ class Program:
     @property
     def buffers(self) -> Iterator[Tensor]:
         yield from (*self.inputs, *self.outputs, *self.persistent, *self.temporaries)
+
+    @property
+    def flops(self) -> int:
+        return sum(x.flops for x in self.launches)
 
     @property
     def traffic(self) -> int:

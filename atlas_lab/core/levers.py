@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+# By precedence, the last one wins.
 ORIGINS = ("default", "target", "yaml", "environment", "--set", "variant")
 PREFIX = "ATLAS_LAB_"
 # Other settings of the command that share the prefix and are not levers.
@@ -30,7 +31,7 @@ class Levers:
     origins: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def origin(self, name: str) -> str:
-        return dict(self.origins).get(name, "default")
+        return dict(self.origins).get(name, ORIGINS[0])
 
     def items(self) -> tuple[tuple[str, Any], ...]:
         return tuple((n, getattr(self, n)) for n in NAMES)
@@ -92,12 +93,6 @@ def resolve_levers(
         if k.startswith(PREFIX) and k not in NOT_LEVERS
     }
     levers = Levers()
-    for origin, values in (
-        ("target", target),
-        ("yaml", yaml),
-        ("environment", found),
-        ("--set", sets),
-        ("variant", variant),
-    ):
+    for origin, values in zip(ORIGINS[1:], (target, yaml, found, sets, variant), strict=True):
         levers = levers.with_values(values or {}, origin)
     return levers

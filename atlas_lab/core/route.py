@@ -81,7 +81,7 @@ class Route:
         for a in self.assignments:
             if role in a.roles and m in a.rows:
                 return a
-        raise RouteError(f"layers.{self.site.layer}.{role}: no arm was resolved for M={m}")
+        raise RouteError(f"{label_of(self.site.layer, role)}: no arm was resolved for M={m}")
 
     def of(self, role: str) -> tuple[Assignment, ...]:
         return tuple(a for a in self.assignments if role in a.roles)

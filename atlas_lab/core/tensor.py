@@ -26,8 +26,8 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _reach(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> int:
-    """Elements from a tensor's first to its last."""
+def reach(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> int:
+    """Elements from a tensor's first to its last; no extent may be 0."""
     return sum((e - 1) * s for e, s in zip(shape, strides or row_major(shape), strict=True))
 
 
@@ -72,7 +72,7 @@ class Tensor:
 
     def view(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Tensor:
         """Part of the same buffer: `offset` in elements from this tensor's start; raises ValueError past its end."""
-        last, end = offset + _reach(shape, strides), _reach(self.shape, self.strides)
+        last, end = offset + reach(shape, strides), reach(self.shape, self.strides)
         if offset < 0 or (0 not in shape and (last > end or 0 in self.shape)):
             raise ValueError(f"view of {self.name!r}: element {last} is outside its {end + 1} elements")
         return replace(self, shape=shape, strides=strides, offset=self.offset + offset * _dtype(self.dtype).bytes)

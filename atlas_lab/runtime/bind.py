@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from atlas_lab.core.launch import Launch, Program, dims
-from atlas_lab.core.tensor import Tensor, TensorMap, row_major
+from atlas_lab.core.tensor import Tensor, TensorMap, reach
 from atlas_lab.formats.dtypes import dtype
 from atlas_lab.kernels.lang.types import FloatScalar, Parameter, StorageScalar
 from atlas_lab.runtime.device import Buffer, Device
@@ -95,9 +95,7 @@ def extent(t: Tensor) -> int:
     """Bytes of its buffer that a tensor reaches, from the buffer's start: offset, strides and last element."""
     if 0 in t.shape:
         return t.offset
-    steps = t.strides if t.strides is not None else row_major(t.shape)
-    last = sum((e - 1) * s for e, s in zip(t.shape, steps, strict=True))
-    return t.offset + (last + 1) * dtype(t.dtype).bytes
+    return t.offset + (reach(t.shape, t.strides) + 1) * dtype(t.dtype).bytes
 
 
 def resolve(program: Program, buffers: Mapping[str, Buffer], device: Device) -> tuple[Resolved, ...]:
