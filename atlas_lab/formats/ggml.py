@@ -7,6 +7,7 @@ names its struct. Floats in blocks are f16, little-endian.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,6 +21,7 @@ F16_MAX = 65504.0
 # beyond, 0 for NaN.
 _MAGIC = np.float32(12582912)
 EXACT = np.float32(4e6)
+PIECE = 256  # blocks fitted at once: temporaries of 256 KB stay in a core's cache
 
 
 class Blocks(Format):
@@ -101,6 +103,16 @@ class Blocks(Format):
     @abstractmethod
     def scales(self, blocks: np.ndarray) -> list[tuple[str, np.ndarray]]:
         """The f16 scales `[...]` of u8 blocks `[..., block_bytes]` by their name in the struct."""
+
+
+def in_pieces(encode: Callable[[np.ndarray], np.ndarray], x: np.ndarray, block_bytes: int) -> np.ndarray:
+    """`encode` of float32 `[blocks, block]`, a piece at a time, to u8 `[blocks, block_bytes]`; divisions by 0 that it
+    replaces do not warn."""
+    out = np.empty((len(x), block_bytes), np.uint8)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(x), PIECE):
+            out[start : start + PIECE] = encode(x[start : start + PIECE])
+    return out
 
 
 def packed(block: int, group: int) -> Geometry:

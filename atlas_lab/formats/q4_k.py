@@ -6,14 +6,13 @@ from __future__ import annotations
 import numpy as np
 
 from atlas_lab.formats.base import Format
-from atlas_lab.formats.ggml import EXACT, F16_MAX, Blocks, half, halves, nearest, packed, round_to, total
+from atlas_lab.formats.ggml import EXACT, F16_MAX, Blocks, half, halves, in_pieces, nearest, packed, round_to, total
 
 BLOCK = 256
 GROUP = 32
 BYTES = 144
 TOP = 15  # the largest code
 STEPS = 20
-PIECE = 256  # blocks fitted at once: temporaries of 256 KB stay in a core's cache
 
 
 class Q4K(Blocks):
@@ -34,11 +33,7 @@ class Q4K(Blocks):
     def encode(self, x: np.ndarray) -> np.ndarray:
         """`quantize_row_q4_K_ref`: scale and minimum of each group by `make_qkx2_quants`, rounded to 6 bits under d and
         dmin, then all codes again under the rounded ones."""
-        out = np.empty((len(x), BYTES), np.uint8)
-        with np.errstate(all="ignore"):
-            for start in range(0, len(x), PIECE):
-                out[start : start + PIECE] = _encode(x[start : start + PIECE])
-        return out
+        return in_pieces(_encode, x, BYTES)
 
     def decode(self, blocks: np.ndarray) -> np.ndarray:
         sc, m = unpack_scales(blocks[:, 4:16])

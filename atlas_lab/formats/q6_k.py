@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from atlas_lab.formats.base import Format
-from atlas_lab.formats.ggml import F16_MAX, Blocks, half, halves, nearest, packed, total
+from atlas_lab.formats.ggml import F16_MAX, Blocks, half, halves, in_pieces, nearest, packed, total
 
 BLOCK = 256
 GROUP = 16
 BYTES = 210
 HALF = 32  # codes are stored with 32 added
 EPSILON = np.float32(1e-15)  # a group, or a block's scales, below this counts as zero
-PIECE = 256  # blocks fitted at once
 
 
 class Q6K(Blocks):
@@ -32,11 +31,7 @@ class Q6K(Blocks):
     def encode(self, x: np.ndarray) -> np.ndarray:
         """`quantize_row_q6_K_ref`: a scale for each group by `make_qx_quants` (least squares, weights x^2, 19 trials),
         rounded to int8 under d, then all codes again under the rounded ones."""
-        out = np.empty((len(x), BYTES), np.uint8)
-        with np.errstate(all="ignore"):
-            for start in range(0, len(x), PIECE):
-                out[start : start + PIECE] = _encode(x[start : start + PIECE])
-        return out
+        return in_pieces(_encode, x, BYTES)
 
     def decode(self, blocks: np.ndarray) -> np.ndarray:
         scale = half(blocks, 208).astype(np.float64)[:, None] * blocks[:, 192:208].view(np.int8)
