@@ -55,8 +55,6 @@ class Accesses:
                 StepLimit, f"this thread took more than {self.scheduler.options.step_limit} steps; is a loop endless?"
             )
 
-    # Where things happen -------------------------------------------------------------------------------------
-
     def site(self) -> Site | None:
         """The kernel's current instruction."""
         return site_of(sys._getframe(1))
@@ -110,8 +108,6 @@ class Accesses:
             line=line,
             buffer=memory.name if memory is not None else None,
         )
-
-    # Memory --------------------------------------------------------------------------------------------------
 
     def read(self, p: Pointer, index: int, unit: Scalar, count: int, order: str = "weak") -> tuple[Any, ...]:
         if order != "weak":
@@ -196,8 +192,6 @@ class Accesses:
     def yield_(self, reason: str) -> None:
         """A scheduling point: others run before this thread goes on."""
         raise NotImplementedError
-
-    # Strong accesses and fences ------------------------------------------------------------------------------
 
     def _strong_read(self, p: Pointer, index: int, unit: Scalar, count: int, order: str) -> tuple[Any, ...]:
         form = layout(unit, count)

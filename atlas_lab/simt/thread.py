@@ -44,8 +44,6 @@ class SimThread(Accesses):
         self.done = False
         self._copies: Copies | None = None
 
-    # Meeting others ------------------------------------------------------------------------------------------
-
     def yield_(self, reason: str) -> None:
         self._step()
         self.spinning = reason
@@ -101,8 +99,6 @@ class SimThread(Accesses):
         self._step()
         barriers.meet(self, ident, count, False)
 
-    # Asynchronous copies and shared memory -------------------------------------------------------------------
-
     def copy_async(self, dst: Pointer, dst_index: int, src: Pointer, src_index: int, size: int, valid: int) -> None:
         self._step()
         self._copying().issue(dst, dst_index, src, src_index, size, valid)
@@ -129,8 +125,6 @@ class SimThread(Accesses):
     def dynamic_shared(self, dtype: Scalar, offset: int) -> Pointer:
         self._step()
         return self.block.dynamic_shared(self, dtype, offset)
-
-    # Life ----------------------------------------------------------------------------------------------------
 
     def run(self, function: Callable[..., None], args: Sequence[Any]) -> None:
         """The whole life of the thread, in its greenlet. Pauses at once: a greenlet counts its recursion depth from

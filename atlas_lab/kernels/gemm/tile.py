@@ -1,4 +1,4 @@
-"""Parts of the tile GEMMs: copies of tiles into swizzled shared memory, fragments, the epilogue.
+"""Parts of the tile GEMMs: copies of tiles into swizzled shared memory, scaled sums, stores, the order of blocks.
 
 A tile of shared memory is rows of `row_bytes`; the 16-byte chunks of row r are permuted by XOR with
 `((r >> shift) & mask) * step`, so that the rows one instruction reads together lie in different banks.

@@ -46,19 +46,14 @@ def _prmt(a: int, b: int, selector: int) -> int:
     return r
 
 
-def _signed(v: int) -> int:
-    v &= 0xFF
-    return v - 256 if v & 0x80 else v
-
-
 def _dp4a(a: int, b: int, c: int) -> int:
     """c + the sum of four products of signed bytes; wraps."""
-    return i32(c + sum(_signed(a >> s) * _signed(b >> s) for s in (0, 8, 16, 24)))
+    return i32(c + sum(_s8(a, i) * _s8(b, i) for i in range(4)))
 
 
 def _dp4a_u32(a: int, b: int, c: int) -> int:
     """c + the sum of four products of unsigned bytes; wraps."""
-    return (c + sum((a >> s & 0xFF) * (b >> s & 0xFF) for s in (0, 8, 16, 24))) & M32
+    return (c + sum(_byte(a, i) * _byte(b, i) for i in range(4))) & M32
 
 
 def _shf_l(lo: int, hi: int, n: int) -> int:

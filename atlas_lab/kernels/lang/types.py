@@ -150,8 +150,3 @@ class Pointer:
 
     def __repr__(self) -> str:
         return f"<{self.space} {self.dtype} pointer into {self.buffer} at byte {self.offset}>"
-
-
-def to_numpy(scalar: Scalar) -> np.dtype:
-    """Host dtype of an element type."""
-    return scalar.numpy
