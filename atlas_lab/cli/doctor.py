@@ -96,8 +96,7 @@ def _gpu() -> Row:
 
     card = card_of(0)
     major, minor = card.capability
-    cuda = f"{card.driver // 1000}.{card.driver % 1000 // 10}"
-    return ("GPU", "ok", f"{card.name}, compute capability {major}.{minor}, driver for CUDA {cuda}")
+    return ("GPU", "ok", f"{card.name}, compute capability {major}.{minor}, driver for CUDA {card.cuda}")
 
 
 def _cache() -> Row:

@@ -49,6 +49,11 @@ class Card:
     memory_clock_khz: int
     bus_bits: int
 
+    @property
+    def cuda(self) -> str:
+        """The CUDA version that the driver is for, such as `13.0`."""
+        return f"{self.driver // 1000}.{self.driver % 1000 // 10}"
+
 
 def card_of(ordinal: int) -> Card:
     """The card with this number; raises DeviceError if the driver does not know it."""

@@ -201,4 +201,11 @@ class CudaBound(Bound):
         self._frees = self.device.frees
 
 
-__all__ = ["CudaBound", "CudaDevice", "missing_gpu"]
+def gpu_of(device: Device) -> CudaDevice:
+    """The device as a GPU, for what measures speed; raises DeviceError on the interpreter."""
+    if not isinstance(device, CudaDevice):
+        raise DeviceError(f"no speed is measured without a GPU: found the {device.name}; its times mean nothing")
+    return device
+
+
+__all__ = ["CudaBound", "CudaDevice", "gpu_of", "missing_gpu"]

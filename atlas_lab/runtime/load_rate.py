@@ -14,9 +14,9 @@ from atlas_lab.checkpoint.files import Group, write_files
 from atlas_lab.core.loadplan import Alloc, LoadPlan, Upload
 from atlas_lab.core.tensor import Tensor, round_up
 from atlas_lab.formats.dtypes import dtype
-from atlas_lab.runtime.cuda import CudaDevice
+from atlas_lab.runtime.cuda import CudaDevice, gpu_of
 from atlas_lab.runtime.device import Device
-from atlas_lab.runtime.errors import DeviceError, LoadError
+from atlas_lab.runtime.errors import LoadError
 from atlas_lab.runtime.load import Loaded, Read, execute
 
 BYTES = 8_000_000_000
@@ -89,10 +89,8 @@ def load_rate(
     A load begins at the first allocation and ends when everything has arrived; value checks are not part of it. Raises
     DeviceError on the interpreter, LoadError where a tensor arrives changed.
     """
-    if not isinstance(device, CudaDevice):
-        raise DeviceError(f"no speed is measured without a GPU: found the {device.name}")
     spent, copied = [], []
-    with _Copies(device) as copies:
+    with _Copies(gpu_of(device)) as copies:
         for i in range(loads + 1):
             notify("loading", i, loads + 1)
             store = Store.open(path)

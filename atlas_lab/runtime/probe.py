@@ -14,9 +14,8 @@ import numpy as np
 from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.tensor import Tensor, round_up
 from atlas_lab.kernels.probe import read_xor
-from atlas_lab.runtime.cuda import CudaBound, CudaDevice
+from atlas_lab.runtime.cuda import CudaBound, CudaDevice, gpu_of
 from atlas_lab.runtime.device import Buffer, Device
-from atlas_lab.runtime.errors import DeviceError
 from atlas_lab.runtime.graph import Graph
 from atlas_lab.runtime.nvml import Meter
 from atlas_lab.runtime.timing import Timed, measure, rotate, rotations
@@ -68,7 +67,7 @@ class Reader:
         sets: int = 0,
         readings: tuple[Reading, ...] = READINGS,
     ) -> None:
-        gpu = _gpu(device)
+        gpu = gpu_of(device)
         self.bytes = nbytes
         step = round_up(max(nbytes, VECTOR))
         sets = sets or rotations(nbytes, gpu.target.l2)
@@ -130,7 +129,7 @@ class Ceilings:
 
 def ceilings(device: Device, nbytes: int = 1 << 29, *, rounds: int = 5) -> Ceilings:
     """Measure the read rate over `nbytes`, and read what the driver knows; raises DeviceError on the interpreter."""
-    gpu = _gpu(device)
+    gpu = gpu_of(device)
     free, total = gpu.memory_info()
     with Reader(gpu, nbytes) as reader:
         timing = measure(gpu, [reader.timed], rounds=rounds)
@@ -140,7 +139,7 @@ def ceilings(device: Device, nbytes: int = 1 << 29, *, rounds: int = 5) -> Ceili
 
 def launch_overhead(device: Device, launcher: str = "packed", *, launches: int = 2000) -> float:
     """Host seconds to enqueue one launch of a small kernel through a bound program: median of batches of 100."""
-    gpu = _gpu(device)
+    gpu = gpu_of(device)
     before, gpu.launcher = gpu.launcher, launcher
     data, out = gpu.allocate(4096, "probe", name="data"), gpu.allocate(4096, "probe", name="out")
     try:
@@ -184,7 +183,7 @@ def describe_device(device: Device) -> dict[str, Any]:
         "target": device.target.name,
         "capability": list(card.capability),
         "driver": meter.driver(),
-        "cuda": f"{card.driver // 1000}.{card.driver % 1000 // 10}",
+        "cuda": card.cuda,
         "packages": {p: _version(p) for p in ("cuda-bindings", "cuda-core", "numba-cuda", "nvidia-nvjitlink")},
         "memory": {"total": total, "free": free},
         "sms": card.sms,
@@ -200,9 +199,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _gpu(device: Device) -> CudaDevice:
-    if not isinstance(device, CudaDevice):
-        raise DeviceError(f"no speed is measured without a GPU: found the {device.name}")
-    return device

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from atlas_lab.runtime.bind import Bound
-from atlas_lab.runtime.cuda import CudaDevice
+from atlas_lab.runtime.cuda import gpu_of
 from atlas_lab.runtime.device import Device
-from atlas_lab.runtime.driver import bindings, call
+from atlas_lab.runtime.driver import bindings, call, check
 from atlas_lab.runtime.errors import DeviceError
 from atlas_lab.runtime.graph import capture
 from atlas_lab.runtime.nvml import Meter
@@ -140,13 +140,12 @@ def measure(device: Device, timed: Sequence[Timed], *, rounds: int = 20, block: 
 
     Raises DeviceError on the interpreter, for names given twice, and for what the device reports.
     """
-    if not isinstance(device, CudaDevice):
-        raise DeviceError(f"no speed is measured without a GPU: found the {device.name}; its times mean nothing")
+    gpu = gpu_of(device)
     by_name = {t.name: t for t in timed}
     if len(by_name) != len(timed) or not timed:
         raise DeviceError(f"timing: found the names {[t.name for t in timed]}, expected one or more, each once")
     events = _Events()
-    meter = Meter(device.card)
+    meter = Meter(gpu.card)
     samples: list[Sample] = []
     try:
         spans = {t.name: _calibrate(t, events, block) for t in timed}
@@ -223,7 +222,7 @@ class _Events:
     def record(self, event: Any, stream: Any) -> None:
         status = self._record(event, stream)[0]
         if status:
-            raise DeviceError(f"timing: the driver reported {status}")
+            check(status, "timing")
 
     def seconds(self, a: Any, b: Any) -> float:
         return float(call("timing", "cuEventElapsedTime", a, b)) / 1e3
