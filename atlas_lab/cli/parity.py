@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +21,7 @@ from atlas_lab.experiments.parity import ParityResult
 from atlas_lab.experiments.parity_child import run_isolated
 from atlas_lab.experiments.report import number, row, table
 from atlas_lab.experiments.results import clean
-from atlas_lab.experiments.settings import known_arm
+from atlas_lab.experiments.settings import from_here, known_arm
 from atlas_lab.runtime.device import Device, open_device
 
 Found = tuple[Check, ParityResult]
@@ -86,8 +84,7 @@ def _run(
             yield check, run_check(check, arm, device, peers)
     if away:
         base = loaded.base.resolve()
-        here = [os.fspath(Path(p).resolve()) if p.endswith(".py") else p for p in common.plugins]
-        plugins = [*loaded.config.plugins, *here]
+        plugins = [*loaded.config.plugins, *from_here(common.plugins)]
         yield from run_isolated(arm.name, [c for c in checks if c.on_device], plugins, base, device=device.name)
 
 

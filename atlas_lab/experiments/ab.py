@@ -121,7 +121,7 @@ def _numbers(
             if isinstance(found, Numbers):
                 judged[name, key] = found.digest
             done += 1
-            notify(f"{name}: parity of layers.{key[0]}.{key[1]} M={key[2]}", done, len(x.cells))
+            notify(f"{name}: parity of {step.label}", done, len(x.cells))
     return judged
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,15 @@ from atlas_lab.core.rows import Rows
 from atlas_lab.core.target import Target
 from atlas_lab.experiments import bench_load, peers
 from atlas_lab.experiments.ab import Notify, machine, silent, tool
-from atlas_lab.experiments.bench_results import BenchCell, BenchResult, Measured, Must, PeerResult, Relative
+from atlas_lab.experiments.bench_results import BenchCell, BenchResult, Must, PeerResult, measured, relative
 from atlas_lab.experiments.cells import launch_result
 from atlas_lab.experiments.errors import ConfigError, sentence
 from atlas_lab.experiments.numbers import Bench, Judge, Products, activations, digest, outputs
 from atlas_lab.experiments.plan import Step, VariantPlan, plan_variant
 from atlas_lab.experiments.reference import Reference
 from atlas_lab.experiments.settings import Said, levers_for
-from atlas_lab.experiments.stats import interval, ratio
 from atlas_lab.experiments.suites import BenchCase
-from atlas_lab.experiments.timed import rotated
+from atlas_lab.experiments.timed import floor_of, rotated
 from atlas_lab.kernels.lang import cache
 from atlas_lab.runtime import probe, timing
 from atlas_lab.runtime.device import Device, open_device
@@ -144,12 +144,12 @@ def _time(
         device.upload(ports[step.call.x.data.name], x)
         ours = timing.rotate(OURS, [bench.bind(step, ports, c) for c in rotated(bench, step, device.target.l2)])
         stack.callback(ours.keep.close)
-        reader = stack.enter_context(probe.Reader(device, step.program.traffic))
-        timed = [ours, timing.Timed(READ, reader.timed.replay, reader.timed.calls_per_replay, reader.timed.stream)]
+        reader = stack.enter_context(probe.Reader(device, step.program.traffic, name=READ))
+        timed = [ours, reader.timed]
         peer = None
         if with_peers and case.peer:
             peer = peers.make(case.peer, w, x, timing.rotations(w.nbytes, device.target.l2))
-            timed.append(timing.Timed(PEER, peer.timed.replay, peer.timed.calls_per_replay, peer.timed.stream))
+            timed.append(replace(peer.timed, name=PEER))
         found = timing.measure(device, timed, rounds=ROUNDS, seed=seed)
         y = step.call.y.data
         now = device.download(ports[y.name], y.dtype, y.shape)
@@ -169,22 +169,8 @@ def fill(cell: BenchCell, step: Step, blocks: dict[str, list[float]], target: Ta
     """Times, floor and share from the blocks of ours and of the read kernel."""
     cell.ours, cell.read = measured(blocks[OURS], seed), measured(blocks[READ], seed)
     cell.of_read = relative(blocks[READ], blocks[OURS], seed)
-    math = [x for x in step.program.launches if x.flops and x.pipe in target.math]
-    needed = sum(x.flops / target.math[x.pipe].value for x in math) * 1e6
-    by_read = cell.read.median_us >= needed
-    cell.floor_us = cell.read.median_us if by_read else needed
-    cell.bound_by = "read" if by_read else math[0].pipe
+    cell.floor_us, cell.bound_by = floor_of(cell.read.median_us, step.program.launches, target)
     cell.share = cell.floor_us / cell.ours.median_us
-
-
-def measured(blocks: list[float], seed: int) -> Measured:
-    return Measured(median_us=float(np.median(blocks)), ci95=interval(blocks, seed), blocks=blocks)
-
-
-def relative(theirs: list[float], ours: list[float], seed: int) -> Relative:
-    """Our speed over theirs: their time over ours."""
-    r = ratio(ours, theirs, seed)
-    return Relative(speed=r.value, ci95=(r.low, r.high))
 
 
 def _peer(peer: peers.Peer, blocks: dict[str, list[float]], w: np.ndarray, x: np.ndarray, seed: int) -> PeerResult:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 from atlas_lab.experiments.ab import Notify
-from atlas_lab.experiments.bench_results import BenchCell, Measured, Must, Relative
-from atlas_lab.experiments.stats import interval, ratio
+from atlas_lab.experiments.bench_results import BenchCell, Must, measured, relative
 from atlas_lab.kernels.lang import cache
 from atlas_lab.runtime.device import Device
 from atlas_lab.runtime.load_rate import BYTES, SHAPE, LoadRate, load_rate, write_bulk
@@ -30,8 +27,7 @@ def run_load(device: Device, seed: int, notify: Notify, nbytes: int = BYTES) -> 
 def cell_of(found: LoadRate, seed: int) -> BenchCell:
     """The result as a case: `ours` a load, `read` the copy of as many bytes from page-locked memory."""
     loads, copies = ([s * 1e6 for s in x] for x in (found.loads, found.copies))
-    r = ratio(loads, copies, seed)
-    ours, read = (Measured(median_us=float(np.median(x)), ci95=interval(x, seed), blocks=x) for x in (loads, copies))
+    read = measured(copies, seed)
     name = f"load of {found.bytes / 1e9:.2f} GB in {found.tensors} tensors"
     return BenchCell(
         name=name,
@@ -42,11 +38,11 @@ def cell_of(found: LoadRate, seed: int) -> BenchCell:
         m=0,
         status="passed",
         bytes=found.bytes,
-        ours=ours,
+        ours=measured(loads, seed),
         read=read,
         floor_us=read.median_us,
         bound_by="copy",
         share=found.share,
-        of_read=Relative(speed=r.value, ci95=(r.low, r.high)),
+        of_read=relative(copies, loads, seed),
         must=[Must(name="of_copy", limit=LEAST, found=found.share, passed=found.share >= LEAST)],
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
-from atlas_lab.experiments.errors import ConfigError
-from atlas_lab.experiments.results import LaunchResult, ParityResult, Part
+from atlas_lab.experiments.results import LaunchResult, ParityResult, Part, read
+from atlas_lab.experiments.stats import interval, ratio
 
 BENCH = "atlas-lab.bench/1"
 
@@ -26,6 +27,17 @@ class Relative(Part):
 
     speed: float
     ci95: tuple[float, float]
+
+
+def measured(blocks: list[float], seed: int) -> Measured:
+    """Blocks in microseconds a call, with their median and its interval."""
+    return Measured(median_us=float(np.median(blocks)), ci95=interval(blocks, seed), blocks=blocks)
+
+
+def relative(theirs: list[float], ours: list[float], seed: int) -> Relative:
+    """Our speed over theirs: their time over ours."""
+    r = ratio(ours, theirs, seed)
+    return Relative(speed=r.value, ci95=(r.low, r.high))
 
 
 class PeerResult(Part):
@@ -91,10 +103,5 @@ class BenchResult(Part):
 
 
 def read_bench(path: Path) -> BenchResult:
-    """A result file; raises ConfigError where it cannot be read or is of another schema."""
-    try:
-        return BenchResult.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror or e}") from None
-    except ValueError as e:
-        raise ConfigError(f"{path}: no result of schema {BENCH}: {str(e).splitlines()[0]}") from None
+    """A file that `bench` wrote; raises ConfigError where it cannot be read or is of another schema."""
+    return read(path, BenchResult, BENCH)

@@ -12,11 +12,10 @@ from atlas_lab.core.arm import Arm
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Derived
 from atlas_lab.core.numbers import snr_db
-from atlas_lab.core.residency import held_bytes, load_plan
+from atlas_lab.core.residency import load_plan
 from atlas_lab.core.resolve import resolve
 from atlas_lab.core.route import Route, RouteError
 from atlas_lab.core.target import Target
-from atlas_lab.core.tensor import round_up
 from atlas_lab.experiments import oracle, parity, values
 from atlas_lab.experiments.case import (
     Case,
@@ -29,7 +28,7 @@ from atlas_lab.experiments.case import (
     verdict_of,
 )
 from atlas_lab.experiments.cases import Budget, cases, none_drawn, refusal, teeth_case
-from atlas_lab.experiments.parity import ParityResult, guarded
+from atlas_lab.experiments.parity import ParityResult, declared_bytes, guarded
 from atlas_lab.experiments.teeth import bite
 from atlas_lab.formats import FORMATS, Format, get
 from atlas_lab.kernels.lang.compile import architectures, check_kernel, compiler_missing
@@ -136,7 +135,7 @@ def _loaded(case: Case, arm: Arm, base: Context) -> tuple[values.Stored, Route]:
 def _bytes(case: Case, arm: Arm, device: Device, base: Context, peers: Mapping[str, Arm]) -> ParityResult:
     """What is declared is what the ledger holds, and the peak is what was forecast."""
     stored, route = _loaded(case, arm, base)
-    declared, plan = sum(round_up(size) for size in held_bytes(route.declarations).values()), load_plan([route])
+    declared, plan = declared_bytes(route.declarations), load_plan([route])
     with load.execute(plan, stored.read, stored.check, device) as loaded:
         found, peak = loaded.ledger.held, loaded.ledger.peak
     ok = (found, peak) == (declared, plan.peak)

@@ -59,7 +59,7 @@ def _fill(made: Comparison, a: Sequence[Cell], b: Sequence[Cell], seed: int) -> 
     """The ratio of `b` over `a`, or why there is none."""
     for c in (*a, *b):
         if c.status in ("failed", "crashed"):
-            made.reason = f"{c.variant} {c.status} parity for layers.{c.layer}.{c.role} M={c.m}"
+            made.reason = f"{c.variant} {c.status} parity for {c.label}"
             return
     untimed = next((c for c in (*a, *b) if c.time is None), None)
     if untimed is not None:
@@ -110,11 +110,11 @@ def _snr(name: str, limit: float, cells: Sequence[Cell]) -> Bound:
     known = [(c.accuracy.snr_db, c) for c in cells if c.accuracy is not None and c.accuracy.snr_db is not None]
     if not known or len(known) < len(cells):
         bad = next(c for c in cells if c.accuracy is None or c.accuracy.snr_db is None)
-        made.reason = f"{bad.status} for layers.{bad.layer}.{bad.role} M={bad.m}"
+        made.reason = f"{bad.status} for {bad.label}"
         made.passed = None if bad.status == "not run" else False
         return made
     worst, c = min(known, key=lambda k: k[0])
-    made.found, made.where, made.passed = worst, f"layers.{c.layer}.{c.role} M={c.m}", worst >= limit
+    made.found, made.where, made.passed = worst, c.label, worst >= limit
     return made
 
 

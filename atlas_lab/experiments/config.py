@@ -33,10 +33,15 @@ def show(value: Any) -> str:
     return repr(value)
 
 
+def _refused(said: str, **more: str) -> PydanticCustomError:
+    """A refusal whose sentence is `said`; `key` among `more` says which key of the mapping it is about."""
+    return PydanticCustomError("sentence", "{said}", {"said": said, **more})
+
+
 def _expect(words: str, ok: Callable[[Any], bool]) -> Any:
     def check(value: Any) -> Any:
         if not ok(value):
-            raise PydanticCustomError("sentence", "{said}", {"said": f"found {show(value)}, expected {words}"})
+            raise _refused(f"found {show(value)}, expected {words}")
         return value
 
     return BeforeValidator(check)
@@ -69,16 +74,15 @@ class Strict(BaseModel):
             return value
         value = cls.short(value)
         if not isinstance(value, dict):
-            said = f"found {show(value)}, expected {cls.words()}"
-            raise PydanticCustomError("sentence", "{said}", {"said": said})
+            raise _refused(f"found {show(value)}, expected {cls.words()}")
         known = list(cls.model_fields)
         for key in value:
             if key not in known:
                 said = f"unknown key, expected one of {', '.join(known)}{nearest(key, known)}"
-                raise PydanticCustomError("sentence", "{said}", {"said": said, "key": key})
+                raise _refused(said, key=key)
         for key, info in cls.model_fields.items():
             if info.is_required() and key not in value:
-                raise PydanticCustomError("sentence", "{said}", {"said": f"missing key {key!r}"})
+                raise _refused(f"missing key {key!r}")
         return value
 
     @classmethod
@@ -147,7 +151,7 @@ class PinSpec(Strict):
         if isinstance(ends, list) and len(ends) == 2 and all(_integer(1)(x) for x in ends) and ends[0] <= ends[1]:
             return Rows(*ends)
         said = f"found rows {show(r)}, expected {', '.join(PHASES)}, one M, or [first, last]"
-        raise PydanticCustomError("sentence", "{said}", {"said": said})
+        raise _refused(said)
 
 
 class OrderSpec(Strict):
@@ -179,8 +183,7 @@ class Variant(Strict):
     @model_validator(mode="after")
     def _one(self) -> Variant:
         if self.weights and self.checkpoint:
-            said = "found both weights and checkpoint, expected one of them"
-            raise PydanticCustomError("sentence", "{said}", {"said": said})
+            raise _refused("found both weights and checkpoint, expected one of them")
         return self
 
 

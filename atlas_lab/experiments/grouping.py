@@ -12,6 +12,7 @@ from atlas_lab.core.declare import Bind, Declaration
 from atlas_lab.core.residency import Alloc, Free
 from atlas_lab.core.route import Assignment, Route
 from atlas_lab.core.rows import Rows
+from atlas_lab.core.verdict import no
 from atlas_lab.experiments.whole_model import ModelPlan
 
 What = TypeVar("What", bound=Hashable)
@@ -56,9 +57,8 @@ class Refusal:
     allowed: str
 
     def __str__(self) -> str:
-        found = self.found and f"found {', '.join(self.found[:3])}{', ...' if len(self.found) > 3 else ''}"
-        detail = ", ".join(p for p in (found, self.allowed and f"expected {self.allowed}") if p)
-        return f"{self.sentence} ({detail})" if detail else self.sentence
+        found = ", ".join((*self.found[:3], *(["..."] if len(self.found) > 3 else [])))
+        return str(no(self.code, self.sentence, found=found, allowed=self.allowed))
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,11 @@ class ParityResult:
         return cls(**data)
 
 
+def declared_bytes(declarations: tuple[Declaration, ...]) -> int:
+    """Bytes of the declared tensors, each counted once and rounded as every allocation is."""
+    return sum(round_up(size) for size in held_bytes(declarations).values())
+
+
 @dataclass(frozen=True)
 class Ran:
     """A case that ran: its call, what was declared, and the output as it was written."""
@@ -73,8 +78,7 @@ class Ran:
 
     @property
     def declared(self) -> int:
-        """Bytes of the declared tensors, each counted once and rounded as every allocation is."""
-        return sum(round_up(size) for size in held_bytes(self.declarations).values())
+        return declared_bytes(self.declarations)
 
 
 def run(case: Case, arm: Arm, device: Device, context: Context) -> Ran:

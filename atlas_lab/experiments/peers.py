@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -27,7 +27,6 @@ class Peer:
     output: np.ndarray
     kernels: tuple[str, ...] = ()
     reason: str = ""
-    keep: Any = field(default=None, repr=False)
 
 
 def torch_mv(w: np.ndarray, x: np.ndarray, sets: int) -> Peer:
@@ -84,7 +83,7 @@ def _torch(name: str, call: Callable[[Any, Any, Any], Any], w: np.ndarray, x: np
     output = call(torch, first, rows).float().cpu().numpy().astype(np.float64).reshape(x.shape[0], w.shape[0])
     kernels, reason = _kernels(torch, lambda: call(torch, first, rows))
     timed = Timed(name, replay, repeats * len(weights), stream, keep=(graph, weights, rows))
-    return Peer(name, f"torch {torch.__version__}", timed, output, kernels, reason, keep=(graph, weights, rows))
+    return Peer(name, f"torch {torch.__version__}", timed, output, kernels, reason)
 
 
 def _kernels(torch: Any, run: Callable[[], Any]) -> tuple[tuple[str, ...], str]:

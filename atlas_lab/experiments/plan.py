@@ -11,7 +11,7 @@ from atlas_lab.core.context import Context, ModelDims
 from atlas_lab.core.declare import Bind
 from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.program import PlanError, program_of, projection_call
-from atlas_lab.core.projection import Projection, Site
+from atlas_lab.core.projection import Projection, Site, label_of
 from atlas_lab.core.registry import PluginError, Registry
 from atlas_lab.core.residency import LoadPlan, load_plan
 from atlas_lab.core.route import Assignment, Route
@@ -41,7 +41,7 @@ class Step:
 
     @property
     def label(self) -> str:
-        return f"layers.{self.layer}.{self.role} M={self.m}"
+        return f"{label_of(self.layer, *self.roles)} M={self.m}"
 
     @property
     def key(self) -> tuple[int, str, int]:

@@ -11,9 +11,8 @@ from pydantic import Field
 from atlas_lab.core.residency import Row
 from atlas_lab.core.rows import Rows
 from atlas_lab.experiments import grouping
-from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.plan_diff import Diff
-from atlas_lab.experiments.results import Part
+from atlas_lab.experiments.results import Part, read
 from atlas_lab.experiments.whole_model import ModelPlan
 
 PLAN = "atlas-lab.plan/1"
@@ -118,7 +117,7 @@ class PrunedResult(Part):
 
 
 class PlannedModel(Part):
-    """One configuration. `kv_tokens` is null for part of a model."""
+    """One configuration. `kv_tokens` is null for part of a model; `missing` are tensors that its checkpoint lacks."""
 
     name: str
     target: str
@@ -134,6 +133,7 @@ class PlannedModel(Part):
     kv_tokens_each: int | None
     over_budget: int
     pruned: list[PrunedResult]
+    missing: list[str] = Field(default_factory=list)
 
 
 class ChangedResult(Part):
@@ -169,12 +169,7 @@ class PlanResult(Part):
 
 def read_plan(path: Path) -> PlanResult:
     """A file that `plan --json` wrote; raises ConfigError where it cannot be read or is of another schema."""
-    try:
-        return PlanResult.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror or e}") from None
-    except ValueError as e:
-        raise ConfigError(f"{path}: no result of schema {PLAN}: {str(e).splitlines()[0]}") from None
+    return read(path, PlanResult, PLAN)
 
 
 def result_of(plans: Iterable[ModelPlan], diffs: Iterable[Diff] = ()) -> PlanResult:
@@ -210,6 +205,7 @@ def _planned(p: ModelPlan) -> PlannedModel:
         kv_tokens_each=p.kv_tokens_each,
         over_budget=p.over_budget,
         pruned=[PrunedResult(tensor=x.tensor.name, bytes=x.tensor.bytes, reason=x.reason) for x in p.load.pruned],
+        missing=list(p.missing),
     )
 
 

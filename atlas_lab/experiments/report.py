@@ -147,7 +147,7 @@ def _launches_without_report(x: ExperimentResult, console: Console) -> None:
 def _failures(cells: Iterable[Cell], console: Console) -> None:
     for c in cells:
         if c.status in ("failed", "crashed"):
-            console.print(f"[red]{c.status}[/red]: {escape(f'{c.variant} layers.{c.layer}.{c.role} M={c.m} {c.arm}')}:")
+            console.print(f"[red]{c.status}[/red]: {escape(f'{c.variant} {c.label} {c.arm}')}:")
             console.print(f"  {escape(c.reason)}")
 
 

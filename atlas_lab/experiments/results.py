@@ -10,10 +10,11 @@ import math
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from atlas_lab.core.projection import label_of
 from atlas_lab.experiments.errors import ConfigError
 
 AB = "atlas-lab.ab/1"
@@ -107,6 +108,10 @@ class Cell(Part):
     floor_us: float | None = None
     time: TimeResult | None = None
 
+    @property
+    def label(self) -> str:
+        return f"{label_of(self.layer, self.role)} M={self.m}"
+
 
 class Comparison(Part):
     """Time of `b` over time of `a`. Without a role, the sum over all compared roles and layers."""
@@ -199,14 +204,22 @@ def dumps(result: Part) -> str:
     return json.dumps(clean(result.model_dump(by_alias=True)), indent=1, allow_nan=False) + "\n"
 
 
-def read_ab(path: Path) -> AbResult:
+Result = TypeVar("Result", bound=Part)
+
+
+def read(path: Path, model: type[Result], schema: str) -> Result:
     """A result file; raises ConfigError where it cannot be read or is of another schema."""
     try:
-        return AbResult.model_validate_json(path.read_text(encoding="utf-8"))
+        return model.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {e.strerror or e}") from None
     except ValueError as e:
-        raise ConfigError(f"{path}: no result of schema {AB}: {str(e).splitlines()[0]}") from None
+        raise ConfigError(f"{path}: no result of schema {schema}: {str(e).splitlines()[0]}") from None
+
+
+def read_ab(path: Path) -> AbResult:
+    """A file that `ab --json` wrote; raises ConfigError as `read`."""
+    return read(path, AbResult, AB)
 
 
 def writable(path: Path, option: str = "--json") -> None:

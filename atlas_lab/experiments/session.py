@@ -15,7 +15,7 @@ from atlas_lab.core.target import Target
 from atlas_lab.experiments.config import Experiment, Loaded
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.plan import VariantPlan, agree, context_for, plan_variant
-from atlas_lab.experiments.reference import References, Weights, references, variant_weights
+from atlas_lab.experiments.reference import References, Weights, references, selected, variant_weights
 from atlas_lab.experiments.settings import DEFAULT_TARGET, Said
 from atlas_lab.kernels.lang import cache
 
@@ -24,7 +24,7 @@ SEED = 20
 
 @dataclass(frozen=True)
 class Session:
-    """One experiment on one target. `small` says that numbers run at the interpreter's sizes."""
+    """One experiment on one target. `plans` are of the full model; `folder` keeps the checkpoints that are made."""
 
     loaded: Loaded
     said: Said
@@ -55,8 +55,6 @@ class Session:
     def numbers_plan(self, variant: str, held: Checkpoint) -> VariantPlan:
         """The plan of a variant over the weights in its file; raises ConfigError where another arm would serve them
         than serves the full model's."""
-        from atlas_lab.experiments.reference import selected
-
         numbers = self.references.numbers
         sites = selected(held, numbers.layers, numbers.roles)
         made = self._plan(variant, sites)
@@ -76,8 +74,8 @@ def open_session(
     *,
     small: bool = True,
 ) -> Session:
-    """Decide everything about an experiment; reads headers, no values. Raises ConfigError naming file, experiment and
-    variant."""
+    """Decide everything about an experiment; reads headers, no values. With `small`, numbers run at the interpreter's
+    sizes. Raises ConfigError naming file, experiment and variant."""
     name, x = loaded.experiment(name)
     target = target or target_for(loaded, registry)
     models = registry.models

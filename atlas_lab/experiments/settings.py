@@ -51,14 +51,18 @@ def registry_for(loaded: Loaded | None, plugins: Sequence[str] = ()) -> Registry
     Raises ConfigError, with the file's line, for a named plugin that fails.
     """
     own = list(loaded.config.plugins) if loaded else []
-    here = [os.fspath(Path(p).resolve()) if p.endswith(".py") else p for p in plugins]
     try:
-        return load_registry([*own, *here], base=loaded.base.resolve() if loaded else None)
+        return load_registry([*own, *from_here(plugins)], base=loaded.base.resolve() if loaded else None)
     except PluginError as e:
         for i, name in enumerate(own):
             if loaded and str(e).startswith((f"plugin {name}: ", f"plugins: {name} ")):
                 raise loaded.source.error(("plugins", i), str(e)) from None
         raise ConfigError(f"--plugin: {e}") from None
+
+
+def from_here(plugins: Iterable[str]) -> list[str]:
+    """Plugins as `--plugin` names them, with files made absolute: others are relative to the settings file."""
+    return [os.fspath(Path(p).resolve()) if p.endswith(".py") else p for p in plugins]
 
 
 def known_arm(registry: Registry, name: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
+from atlas_lab.core.launch import Launch
 from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.experiments.numbers import Bench, Judge, Key, Products, activations, digest
@@ -157,13 +158,18 @@ def _check_again(r: Running, judge: Judge, before: str | None, device: Device) -
         r.cell.parity = again
 
 
+def floor_of(read_us: float, launches: Iterable[Launch], target: Target) -> tuple[float, str]:
+    """Microseconds that launches whose bytes take `read_us` to read need at least, and what bounds them, `read` or a
+    math pipe; pipes without a figure count for nothing."""
+    math = [x for x in launches if x.flops and x.pipe in target.math]
+    needed = sum(x.flops / target.math[x.pipe].value for x in math) * 1e6
+    return (needed, math[0].pipe) if needed > read_us else (read_us, "read")
+
+
 def time_of(blocks: list[float], step: Step, target: Target, reached: float, seed: int) -> TimeResult:
     """A cell's time beside its floor: bytes over the read rate measured in this run, operations over the target's
     rates."""
-    read = step.program.traffic / reached * 1e6
-    launches = [x for x in step.program.launches if x.flops and x.pipe in target.math]
-    math = sum(x.flops / target.math[x.pipe].value for x in launches) * 1e6
-    floor, by = (math, launches[0].pipe) if math > read else (read, "read")
+    floor, by = floor_of(step.program.traffic / reached * 1e6, step.program.launches, target)
     median = float(np.median(blocks))
     return TimeResult(
         median_us=median,
