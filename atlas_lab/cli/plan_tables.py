@@ -29,6 +29,7 @@ def print_plan(p: ModelPlan, console: Console) -> None:
     _refusals(p, console)
     _residency(p, console)
     _others(p, console)
+    _missing(p, console)
     _memory(p, console)
     _pruned(p, console)
 
@@ -150,6 +151,14 @@ def _others(p: ModelPlan, console: Console) -> None:
     for o in p.others:
         row(t, o.meaning, megabytes(o.bytes), o.count, "kept" if o.kept else "not loaded")
     console.print(t)
+
+
+def _missing(p: ModelPlan, console: Console) -> None:
+    if not p.missing:
+        return
+    more = f" and {len(p.missing) - SHOWN} more" if len(p.missing) > SHOWN else ""
+    names = escape(", ".join(p.missing[:SHOWN]))
+    console.print(f"[yellow]missing from the checkpoint, and counted nowhere[/yellow]: {names}{more}")
 
 
 def _memory(p: ModelPlan, console: Console) -> None:

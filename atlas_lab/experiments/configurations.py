@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atlas_lab.checkpoint import open_checkpoint
+from atlas_lab.checkpoint.family import PART
 from atlas_lab.core.context import Context, ModelDims
 from atlas_lab.core.levers import nearest
 from atlas_lab.core.registry import Registry
@@ -115,7 +116,9 @@ class Planner:
         except OSError as e:
             raise ConfigError(f"{path}: cannot be read: {e.strerror or e}") from None
         context = self.memory.within(self._context(target, held.dims, experiment, variant))
-        return plan_model(name, held.sites, context, self.registry, others_of(held))
+        whole = PART not in held.config
+        made = plan_model(name, held.sites, context, self.registry, others_of(held), whole=whole)
+        return replace(made, missing=held.missing)
 
     def _context(self, target: Target, dims: ModelDims, experiment: str, variant: str) -> Context:
         chosen = None

@@ -38,7 +38,8 @@ class Other:
 @dataclass(frozen=True)
 class ModelPlan:
     """What `plan` shows. `routes` lack the rows of `gaps`; `load` counts the weights of those as if they were read as
-    they are stored. `whole` says that the routes cover a model; of part of one nothing is said of a KV cache."""
+    they are stored. `whole` says that the routes cover a model; of part of one nothing is said of a KV cache. `missing`
+    are tensors of the model that its checkpoint lacks, and that are counted nowhere."""
 
     name: str
     context: Context
@@ -47,6 +48,7 @@ class ModelPlan:
     load: LoadPlan
     others: tuple[Other, ...] = ()
     whole: bool = True
+    missing: tuple[str, ...] = ()
 
     @property
     def stored(self) -> int:

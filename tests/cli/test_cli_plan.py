@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from atlas_lab import checkpoint, cli
+from atlas_lab.checkpoint.files import Group, write_headers
 from atlas_lab.checkpoint.qwen35 import QWEN35
-from atlas_lab.checkpoint.writer import write_model
+from atlas_lab.checkpoint.writer import write_checkpoint, write_model
 from atlas_lab.core.registry import Registry
 from atlas_lab.experiments import settings as settings_module
 from atlas_lab.experiments.plan_results import read_plan
@@ -87,6 +88,27 @@ def test_a_whole_checkpoint(run: Run):
     assert "not loaded" in out
     assert "tokens of 1,024 bytes (bf16, pages of 16) for 1 sequence: of 150,754.8 MB" in out
     assert "pruned: nothing, every stored weight stays" in out
+
+
+def test_tensors_that_a_checkpoint_lacks(run: Run, models: Path):
+    folder = models / "lacking"
+    folder.mkdir()
+    (folder / "config.json").write_text((models / "bf16" / "config.json").read_text())
+    names = ["model.language_model.norm.weight", "lm_head.weight"]
+    held = [t for t in checkpoint.Store.open(models / "bf16").tensors.values() if t.name not in names]
+    write_headers(folder, [Group((t,), dict) for t in held], {})
+    assert f"missing from the checkpoint, and counted nowhere: {', '.join(names)}" in run("plan", "lacking")[1]
+    (planned,) = json.loads(run("plan", "lacking", "--json", "-")[1])["plans"]
+    assert planned["missing"] == names
+
+
+def test_part_of_a_model_says_nothing_of_a_cache(run: Run, models: Path):
+    write_checkpoint(models / "part", checkpoint.sizes("tiny"), "bf16", [0], ["ffn.*"])
+    status, out, _ = run("plan", "part")
+    assert status == 0
+    assert "KV cache" not in out
+    (planned,) = json.loads(run("plan", "part", "--json", "-")[1])["plans"]
+    assert (planned["kv_tokens"], planned["missing"]) == (None, [])
 
 
 def test_gaps_are_listed_with_the_bytes_and_exit_1(run: Run):
