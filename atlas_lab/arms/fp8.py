@@ -21,6 +21,7 @@ from atlas_lab.kernels.gemv.fp8 import SPAN, gemv_fp8_block
 
 WARPS, ROWS, UNROLL = 4, 2, 2
 SCALES = {"f32": L.f32, "bf16": L.bf16}
+FEW_WARPS = 8
 # Spans in flight by columns of 8 rows of x: what the registers of every architecture hold.
 DEPTHS = {1: 5, 2: 2}
 
@@ -92,7 +93,9 @@ class Fp8Few(Arm):
     roles = ("*",)
     rows = rows(2, 16)
     source = "fp8"
-    kernels = tuple(few_fp8_block(depth=n, columns=c, scale=d) for c, n in DEPTHS.items() for d in SCALES.values())
+    kernels = tuple(
+        few_fp8_block(FEW_WARPS, depth=n, columns=c, scale=d) for c, n in DEPTHS.items() for d in SCALES.values()
+    )
     # a warp's spans of 64 K: four products, the block's scale and one addition each; then the warps
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: 4 + -(-k // 512) + 8, extra_roundings=1)
     reduction_class = ReductionClass("mma.m16n8k16.bf16", "spans of 64 over 8 warps", splits=8, promotion=64)
@@ -108,9 +111,9 @@ class Fp8Few(Arm):
         columns = 1 if c.m <= 8 else 2
         return [
             Launch(
-                few_fp8_block(depth=DEPTHS[columns], columns=columns, scale=SCALES[w.scale.dtype]),
+                few_fp8_block(FEW_WARPS, depth=DEPTHS[columns], columns=columns, scale=SCALES[w.scale.dtype]),
                 grid=-(-c.n // TILE),
-                block=256,
+                block=32 * FEW_WARPS,
                 args=(w.weight, w.scale, c.x, c.y, c.m, c.n, c.k, *steps),
                 flops=2 * c.m * c.n * c.k,
                 pipe="mma_bf16",

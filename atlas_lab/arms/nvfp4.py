@@ -19,6 +19,7 @@ from atlas_lab.kernels.gemv.few import few_nvfp4
 from atlas_lab.kernels.gemv.nvfp4 import SPAN, gemv_nvfp4
 
 WARPS, ROWS, UNROLL = 4, 2, 1
+FEW_WARPS = 8
 # Whether the tensor scale divides. The kernels' parameter follows from the key the weight is bound under.
 CONVENTIONS = {GROUP_16: "direct", GROUP_16_RECIPROCAL: "reciprocal"}
 
@@ -78,7 +79,7 @@ class Nvfp4Few(Arm):
     roles = ("*",)
     rows = rows(2, 16)
     source = "nvfp4"
-    kernels = tuple(few_nvfp4(columns=c, reciprocal=r) for c in (1, 2) for r in (False, True))
+    kernels = tuple(few_nvfp4(FEW_WARPS, columns=c, reciprocal=r) for c in (1, 2) for r in (False, True))
     # a warp's spans of 128 K: eight products each; then the warps, then the tensor scale
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: 8 * -(-k // 1024) + 8, extra_roundings=2)
     reduction_class = ReductionClass("mma.m16n8k16.bf16", "spans of 128 over 8 warps", splits=8)
@@ -93,9 +94,9 @@ class Nvfp4Few(Arm):
         ((key, w),) = c.weights.items()
         return [
             Launch(
-                few_nvfp4(columns=1 if c.m <= 8 else 2, reciprocal=key == "reciprocal"),
+                few_nvfp4(FEW_WARPS, columns=1 if c.m <= 8 else 2, reciprocal=key == "reciprocal"),
                 grid=-(-c.n // TILE),
-                block=256,
+                block=32 * FEW_WARPS,
                 args=(w.weight, w.scale, w.global_scale, c.x, c.y, c.m, c.n, c.k),
                 flops=2 * c.m * c.n * c.k,
                 pipe="mma_bf16",
