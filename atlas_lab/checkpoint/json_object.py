@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from reprlib import Repr
@@ -26,8 +27,15 @@ def shown(text: str) -> str:
     return text if text.isprintable() and len(text) <= 200 else brief(text)
 
 
+def refuse_endless(path: Path) -> None:
+    """Raise CheckpointError for a pipe or a device, which a read might wait for, or never see the end of."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise CheckpointError(f"{path}: found a pipe or a device, expected a file")
+
+
 def read_bytes(path: Path) -> bytes:
     """A whole file; raises CheckpointError where the system refuses."""
+    refuse_endless(path)
     try:
         return path.read_bytes()
     except OSError as e:

@@ -18,7 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from atlas_lab.checkpoint.json_object import CheckpointError, brief, is_integer, is_text, is_text_map, parse_object
+from atlas_lab.checkpoint.json_object import (
+    CheckpointError,
+    brief,
+    is_integer,
+    is_text,
+    is_text_map,
+    parse_object,
+    refuse_endless,
+)
 from atlas_lab.checkpoint.sliced import Slice
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.formats.dtypes import BY_SAFETENSORS, dtype
@@ -118,6 +126,7 @@ def open_file(path: Path) -> SafetensorsFile:
 
     No more than the header is read, and no more is allocated than the file is long.
     """
+    refuse_endless(path)
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)

@@ -1,6 +1,7 @@
 """Folders: one file, shards with an index, config.json, and every way in which they can disagree."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -75,6 +76,15 @@ def test_an_index_of_the_single_file(tmp_path):
     assert set(Store.open(tmp_path).tensors) == set(ONE)
     index(tmp_path, {**dict.fromkeys(ONE, "model.safetensors"), "other": "model.safetensors"})
     refused(tmp_path, f"/model.safetensors: other: missing, expected it here by {INDEX}")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", INDEX])
+def test_pipes_and_devices_are_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    refused(tmp_path, f"/{name}: found a pipe or a device, expected a file")
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    refused(tmp_path, f"/{name}: found a pipe or a device, expected a file")
 
 
 def test_a_missing_shard(folder):
