@@ -70,6 +70,9 @@ def print_diff(d: Diff, console: Console) -> None:
         row(t, x.label, megabytes(x.a), megabytes(x.b), _signed(x.b - x.a))
     row(t, "steady", megabytes(d.a.load.steady), megabytes(d.b.load.steady), _signed(d.more), style="bold")
     row(t, "peak while loading", megabytes(d.a.load.peak), megabytes(d.b.load.peak), _signed(d.more_at_peak))
+    if d.more_others:
+        others = (megabytes(p.kept_others) for p in (d.a, d.b))
+        row(t, "tensors that no projection reads", *others, _signed(d.more_others))
     console.print(t)
     console.print(f"{b} holds {_more(d.more)} {a}", markup=False)
     if d.more_tokens is not None:

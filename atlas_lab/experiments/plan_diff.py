@@ -51,6 +51,11 @@ class Diff:
         return self.b.load.peak - self.a.load.peak
 
     @property
+    def more_others(self) -> int:
+        """Bytes of the models' other tensors."""
+        return self.b.kept_others - self.a.kept_others
+
+    @property
     def more_tokens(self) -> int | None:
         if self.a.kv_tokens is None or self.b.kv_tokens is None:
             return None
@@ -58,7 +63,7 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        return not self.changed and self.more == self.more_at_peak == 0 and not self.more_tokens
+        return not self.changed and self.more == self.more_at_peak == self.more_others == 0 and not self.more_tokens
 
 
 def compare(a: ModelPlan, b: ModelPlan) -> Diff:

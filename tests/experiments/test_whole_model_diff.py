@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 
 import whole_model_cases as cases
+from rich.console import Console
 
 from atlas_lab import checkpoint
+from atlas_lab.cli.plan_tables import print_diff
 from atlas_lab.core.context import Order
 from atlas_lab.core.rows import rows
 from atlas_lab.experiments.grouping import span
 from atlas_lab.experiments.plan_diff import Diff, compare
 from atlas_lab.experiments.plan_results import result_of
+from atlas_lab.experiments.whole_model import Other
 
 SMALL = checkpoint.sizes("tiny", layers=8)
 
@@ -24,6 +28,17 @@ def test_equal_plans_have_no_difference(model_registry):
     d = compare(*(cases.planned(model_registry, "nvfp4", s=SMALL) for _ in range(2)))
     assert d.same
     assert changed(d) == []
+
+
+def test_other_tensors_that_differ(model_registry):
+    a = replace(cases.planned(model_registry, "nvfp4", s=SMALL), others=(Other("norm", 256, 1, True),))
+    b = replace(a, others=(Other("norm", 512, 1, True), Other("unknown", 8, 1, False)))
+    d = compare(a, b)
+    assert (d.same, d.more, d.more_others) == (False, 0, 256)
+    out = StringIO()
+    print_diff(d, Console(file=out, width=120))
+    assert "tensors that no projection reads" in out.getvalue()
+    assert compare(a, replace(a, others=(*a.others, Other("unknown", 8, 1, False)))).same
 
 
 def test_only_the_rows_that_differ(model_registry):
