@@ -68,6 +68,14 @@ class Store:
         """Bytes of all tensors."""
         return sum(t.bytes for t in self.tensors.values())
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Names of safetensors files in the folder that are no part of the checkpoint."""
+        if not self.path.is_dir():
+            return ()
+        mine = {f.path for f in self.files}
+        return tuple(sorted(p.name for p in self.path.glob("*.safetensors") if p not in mine))
+
     def read(self, name: str) -> np.ndarray:
         """The values of one tensor (ml_dtypes for bf16, e4m3, e5m2), a read-only view of the file that costs what is
         touched of it; of a part of one (`NAME[0:64]`), an array of their own and exactly those bytes read. Raises

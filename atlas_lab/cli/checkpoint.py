@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from atlas_lab import checkpoint
 from atlas_lab.checkpoint import Checkpoint, Described, Shown, presets
+from atlas_lab.checkpoint.json_object import shown as plain
 from atlas_lab.checkpoint.layout import Attention
 from atlas_lab.cli.common import DONE, SAYS_NO, Common, app, verb
 from atlas_lab.cli.progress import progress
@@ -131,12 +133,14 @@ def _layers(held: Checkpoint) -> list[str]:
 def _apart(shown: Shown) -> list[str]:
     """What no projection reads and is no part of the running model, with its bytes, and what is missing."""
     unused = {t.name for t in shown.checkpoint.unused}
+    beside = shown.checkpoint.store.beside
     sums: dict[str, list[int]] = {}
     for d in shown.rows:
         if d.tensor.name in unused:
             sums.setdefault(d.note, []).append(d.tensor.bytes)
     out = [f"{note}: {len(sizes)} tensors, {megabytes(sum(sizes))} MB" for note, sizes in sums.items()]
-    return out + [f"missing: {name}" for name in shown.checkpoint.missing]
+    out += [f"missing: {name}" for name in shown.checkpoint.missing]
+    return out + [f"not read: {plain(name)}, a file that is no part of this checkpoint" for name in beside]
 
 
 def _tell(common: Common, shown: Shown) -> int:
@@ -148,7 +152,7 @@ def _tell(common: Common, shown: Shown) -> int:
     for line in (*_layers(held), *_apart(shown)):
         common.console.print(line, markup=False)
     for fault in shown.faults or ():
-        common.console.print(f"[red]bad value[/red]: {fault}")
+        common.console.print(f"[red]bad value[/red]: {escape(fault)}")
     if shown.faults == ():
         common.console.print("all values checked: none that a kernel may not read")
     answer = {

@@ -93,3 +93,19 @@ def test_equal_layers_are_shown_together(run: Run):
     assert "0-2 (3)" in lines
     assert "0-3 (4)" in lines
     assert out.count("gate_proj.weight_scale_2") <= 1
+
+
+def test_files_beside_a_checkpoint_are_named(run: Run):
+    run("new", "m", "--layers", "1")
+    assert "not read" not in run("show", "m")[1]
+    Path("m/mtp.safetensors").write_bytes(b"")
+    assert "not read: mtp.safetensors, a file that is no part of this checkpoint" in run("show", "m")[1]
+
+
+def test_a_fault_is_told_as_it_is_spelled(run: Run):
+    name = "[/bold]m"
+    run("new", name, "--layers", "1", "--format", "fp8", "--vocab", "0")
+    file = Path(name, "model.safetensors")
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    status, out, _ = run("show", name, "--verify")
+    assert (status, out.count(f"bad value: {name}: layers.0.")) == (1, 1)
