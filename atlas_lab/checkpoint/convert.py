@@ -17,7 +17,7 @@ from atlas_lab.checkpoint.mix import mix, quantization_config
 from atlas_lab.checkpoint.naming import BF16, Convention
 from atlas_lab.checkpoint.sliced import Slice, base_name
 from atlas_lab.checkpoint.store import CONFIG
-from atlas_lab.checkpoint.writer import METADATA
+from atlas_lab.checkpoint.writer import HEADERS_ONLY, METADATA
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.formats import scan
@@ -41,9 +41,11 @@ def quantize_checkpoint(
 
     Only `roles` and none of `keep` are quantized; the gates, an output head that is the embedding, and every other
     tensor are copied as they are. Raises CheckpointError for a weight that is not BF16 or that the format cannot hold,
-    and where `path` exists; nothing is left of a copy that was not finished.
+    for a source of headers alone, and where `path` exists; nothing is left of a copy that was not finished.
     """
     m = mix(format_name, producer)
+    if source.config.get(HEADERS_ONLY):
+        raise CheckpointError(f"{source.path}: found headers alone, expected values to quantize")
     embedding = {p.tensor.name for p in source.parameters}
     groups, ignored, quantized = [], [], {}
     for name, p in _weights(source).items():

@@ -209,6 +209,13 @@ def test_a_fused_weight_is_converted_whole(tmp_path):
     assert all(found[f].tobytes() == wanted[f].tobytes() for f in found)
 
 
+def test_headers_alone_are_not_quantized(tmp_path):
+    new(tmp_path / "c", headers_only=True)
+    with pytest.raises(CheckpointError, match="c: found headers alone, expected values to quantize"):
+        quantize_checkpoint(open_checkpoint(tmp_path / "c"), "nvfp4", tmp_path / "q")
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
 def test_headers_alone_are_those_of_the_values(tmp_path):
     for limit in (None, 400_000):
         for name, only in (("whole", False), ("headers", True)):
