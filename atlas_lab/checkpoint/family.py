@@ -233,6 +233,10 @@ def _stored(o: Other, name: str, tensors: Tensors) -> list[Tensor]:
 def _parameter(layer: int | None, other: Other, t: Tensor) -> Parameter:
     p = Parameter(layer, other.role, t, other.dtype, other.centred)
     if other.role == EMBED and (t.dtype not in _FLOATS or not t.name.endswith(".weight")):
+        if len(t.shape) == 2 and t.dtype in ("e4m3", "u8") and t.shape[0] != other.shape[0]:
+            raise CheckpointError(
+                f"{t.name}: found {t.shape[0]} rows, expected {other.shape[0]} by config.json for {p.label}"
+            )
         return replace(p, dtype=t.dtype)  # part of a quantized weight, read as it is stored
     if t.dtype not in _FLOATS:
         raise CheckpointError(f"{t.name}: found dtype {t.dtype}, expected one of {', '.join(_FLOATS)} for {p.label}")

@@ -380,6 +380,14 @@ def test_an_embedding_in_a_form_of_its_own():
     name = "model.embed_tokens.weight"
     held[name] = Tensor("e4m3", (512, 256), name)
     assert next(p for p in family.parameters(config, held) if p.role == "embed").tensor.dtype == "e4m3"
+    held[f"{name}_scale"] = Tensor("bf16", (4, 2), f"{name}_scale")
+    assert [(p.tensor.name, p.dtype) for p in family.parameters(config, held) if p.role == "embed"] == [
+        (name, "e4m3"),
+        (f"{name}_scale", "bf16"),
+    ]
+    held[name] = Tensor("e4m3", (500, 256), name)
+    with pytest.raises(CheckpointError, match=f"{name}: found 500 rows, expected 512 by config.json for embed"):
+        family.parameters(config, held)
 
 
 class Minimal:
