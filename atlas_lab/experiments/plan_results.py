@@ -11,9 +11,8 @@ from pydantic import Field
 from atlas_lab.core.residency import Row
 from atlas_lab.core.rows import Rows
 from atlas_lab.experiments import grouping
-from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.plan_diff import Diff
-from atlas_lab.experiments.results import Part
+from atlas_lab.experiments.results import Part, read
 from atlas_lab.experiments.whole_model import ModelPlan
 
 PLAN = "atlas-lab.plan/1"
@@ -170,12 +169,7 @@ class PlanResult(Part):
 
 def read_plan(path: Path) -> PlanResult:
     """A file that `plan --json` wrote; raises ConfigError where it cannot be read or is of another schema."""
-    try:
-        return PlanResult.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror or e}") from None
-    except ValueError as e:
-        raise ConfigError(f"{path}: no result of schema {PLAN}: {str(e).splitlines()[0]}") from None
+    return read(path, PlanResult, PLAN)
 
 
 def result_of(plans: Iterable[ModelPlan], diffs: Iterable[Diff] = ()) -> PlanResult:
