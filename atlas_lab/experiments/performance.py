@@ -9,9 +9,9 @@ from atlas_lab.experiments.bench_results import BenchCell, BenchResult, Relative
 
 LOADING = (
     "A checkpoint that lies in the page cache is loaded through page-locked staging slots that several threads fill; "
-    "in turn with it, as many bytes are copied from 2 GB of page-locked memory. A staging slot is small enough to stay "
-    "in the host's cache, so that a load may be faster than the copies it is held against. Medians; the bracket is the "
-    "95 % bootstrap interval."
+    "in turn with it, as many bytes are copied from 2 GB of page-locked memory. Those copies are a yardstick and no "
+    "ceiling: a figure above 1 says that they were slower than the loads, and why was not established. Medians; the "
+    "bracket is the 95 % bootstrap interval."
 )
 RUNNING = (
     "Ours, the read kernel over the same bytes and the peer alternate in blocks of at least 20 ms in random order, "
