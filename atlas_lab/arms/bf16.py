@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atlas_lab.arms.loads import k_in_loads
 from atlas_lab.arms.tiling import LARGE_PLAIN, RAGGED, TILES_PLAIN, tile_for
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call
@@ -11,7 +12,7 @@ from atlas_lab.core.launch import Launch
 from atlas_lab.core.numbers import ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.rows import rows, rows_from
-from atlas_lab.core.verdict import Verdict, no, yes
+from atlas_lab.core.verdict import Verdict
 from atlas_lab.kernels.gemm.bf16 import gemm_bf16
 from atlas_lab.kernels.gemm.tile import BK
 from atlas_lab.kernels.gemv.bf16 import SPAN, gemv_bf16
@@ -31,9 +32,7 @@ class Bf16Gemv(Arm):
     reduction_class = ReductionClass("fma.f32", "lane 8 of 256, then a butterfly")
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
-        if p.k % 8:
-            return no("k-multiple", "K must be a multiple of 8 for 16-byte loads", found=p.k, allowed="8, 16, 24, ...")
-        return yes()
+        return k_in_loads(p, 8)
 
     def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
         return [Bind(p.weight)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atlas_lab.arms.loads import k_in_loads
 from atlas_lab.arms.tiling import RAGGED, TILES, tile_for
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call, Fields
@@ -30,50 +31,46 @@ DEPTHS = {1: 5, 2: 2}
 KEYS = {BLOCK_128: "blocks", PER_TENSOR: "tensor"}
 
 
-def _block_scaled(p: Projection) -> Verdict:
-    if p.weight.geometry not in KEYS:
-        # a per-row scale of [N, 1] is long enough to be read as a grid, in bounds and wrong
-        allowed = " or ".join(map(str, KEYS))
-        return no("scale-geometry", "reads a grid of block scales", found=p.weight.geometry, allowed=allowed)
-    return yes()
-
-
-def _bind(p: Projection) -> list[Bind]:
-    return [Bind(p.weight, key=KEYS[p.weight.geometry])]
-
-
 def _weight(c: Call) -> tuple[Fields, tuple[int, int]]:
     """The stored tensors, and how many scales lie between blocks of 128 rows and of 128 K."""
     ((key, w),) = c.weights.items()
     return w, (-(-c.k // 128), 1) if key == "blocks" else (0, 0)
 
 
-def _loads_of_16(p: Projection) -> Verdict:
-    if p.k % 16:
-        found, allowed = p.k, "16, 32, 48, ..."
-        return no("k-multiple", "K must be a multiple of 16 for 16-byte loads", found=found, allowed=allowed)
-    return _block_scaled(p)
+class _OverFp8(Arm):
+    """What the arms share: any role, a grid of scales, nothing copied."""
+
+    roles = ("*",)
+    source = "fp8"
+    k_multiple = 1
+    """What K must be a multiple of: the weights of one 16-byte load, or 1 where there is a kernel for any K."""
+
+    def eligible(self, p: Projection, ctx: Context) -> Verdict:
+        whole = k_in_loads(p, self.k_multiple)
+        if not whole:
+            return whole
+        if p.weight.geometry not in KEYS:
+            # a per-row scale of [N, 1] is long enough to be read as a grid, in bounds and wrong
+            allowed = " or ".join(map(str, KEYS))
+            return no("scale-geometry", "reads a grid of block scales", found=p.weight.geometry, allowed=allowed)
+        return yes()
+
+    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
+        return [Bind(p.weight, key=KEYS[p.weight.geometry])]
 
 
-class Fp8Gemv(Arm):
+class Fp8Gemv(_OverFp8):
     """Weights E4M3 `[N, K]` and their block scales as stored; x stays BF16 (W8A16); FP32 sums on CUDA cores."""
 
     name = "fp8_gemv"
-    roles = ("*",)
     rows = rows(1)
-    source = "fp8"
+    k_multiple = 16
     kernels = tuple(
         gemv_fp8_block(WARPS, ROWS, UNROLL, scale=d, stream=s) for d in SCALES.values() for s in (True, False)
     )
     # 16 products, the block's scale, one addition a load, then the butterfly
     tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + -(-k // SPAN) + 5, extra_roundings=1)
     reduction_class = ReductionClass("fma.f32", "lane 16 of 512, then a butterfly", promotion=16)
-
-    def eligible(self, p: Projection, ctx: Context) -> Verdict:
-        return _loads_of_16(p)
-
-    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
-        return _bind(p)
 
     def lower(self, c: Call) -> list[Launch]:
         w, steps = _weight(c)
@@ -85,26 +82,19 @@ class Fp8Gemv(Arm):
         return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]
 
 
-class Fp8Few(Arm):
+class Fp8Few(_OverFp8):
     """Weights E4M3 `[N, K]` and their block scales as stored, each byte read once for up to 16 rows of x; tensor cores
     (mma.sync) with the weights as the operand of 16 rows, made BF16 in registers, exactly (W8A16)."""
 
     name = "fp8_few"
-    roles = ("*",)
     rows = rows(2, 16)
-    source = "fp8"
+    k_multiple = 16
     kernels = tuple(
         few_fp8_block(FEW_WARPS, depth=n, columns=c, scale=d) for c, n in DEPTHS.items() for d in SCALES.values()
     )
     # a warp's spans of 64 K: four products, the block's scale and one addition each; then the warps
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: 4 + -(-k // 512) + 8, extra_roundings=1)
     reduction_class = ReductionClass("mma.m16n8k16.bf16", "spans of 64 over 8 warps", splits=8, promotion=64)
-
-    def eligible(self, p: Projection, ctx: Context) -> Verdict:
-        return _loads_of_16(p)
-
-    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
-        return _bind(p)
 
     def lower(self, c: Call) -> list[Launch]:
         w, steps = _weight(c)
@@ -122,14 +112,12 @@ class Fp8Few(Arm):
         ]
 
 
-class Fp8Gemm(Arm):
+class Fp8Gemm(_OverFp8):
     """Weights E4M3 `[N, K]` and their block scales as stored, made BF16 in registers, exactly (W8A16); tensor cores
     (mma.sync); sums over 128 of K are scaled and added in FP32; any M, N and K."""
 
     name = "fp8_gemm"
-    roles = ("*",)
     rows = rows_from(1)
-    source = "fp8"
     kernels = tuple(
         k
         for d in SCALES.values()
@@ -140,12 +128,6 @@ class Fp8Gemm(Arm):
     )
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: 8 + -(-k // 128), extra_roundings=1)
     reduction_class = ReductionClass("mma.m16n8k16.bf16", "K permuted inside 16", promotion=128)
-
-    def eligible(self, p: Projection, ctx: Context) -> Verdict:
-        return _block_scaled(p)
-
-    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
-        return _bind(p)
 
     def lower(self, c: Call) -> list[Launch]:
         w, steps = _weight(c)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atlas_lab.arms.loads import k_in_loads
 from atlas_lab.arms.tiling import RAGGED, TILES, tile_for
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call
@@ -24,43 +25,39 @@ FEW_WARPS = 8
 CONVENTIONS = {GROUP_16: "direct", GROUP_16_RECIPROCAL: "reciprocal"}
 
 
-def _two_level(p: Projection) -> Verdict:
-    if p.weight.geometry not in CONVENTIONS:
-        allowed = " or ".join(map(str, CONVENTIONS))
-        return no("scale-geometry", "reads group scales", found=p.weight.geometry, allowed=allowed)
-    return yes()
+class _OverNvfp4(Arm):
+    """What the arms share: any role, group scales below a tensor scale, nothing copied."""
+
+    roles = ("*",)
+    source = "nvfp4"
+    k_multiple = 1
+    """What K must be a multiple of: the weights of one 16-byte load, or 1 where there is a kernel for any K."""
+
+    def eligible(self, p: Projection, ctx: Context) -> Verdict:
+        whole = k_in_loads(p, self.k_multiple)
+        if not whole:
+            return whole
+        if p.weight.geometry not in CONVENTIONS:
+            allowed = " or ".join(map(str, CONVENTIONS))
+            return no("scale-geometry", "reads group scales", found=p.weight.geometry, allowed=allowed)
+        return yes()
+
+    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
+        return [Bind(p.weight, key=CONVENTIONS[p.weight.geometry])]
 
 
-def _bind(p: Projection) -> list[Bind]:
-    return [Bind(p.weight, key=CONVENTIONS[p.weight.geometry])]
-
-
-def _loads_of_16(p: Projection) -> Verdict:
-    if p.k % 32:
-        found, allowed = p.k, "32, 64, 96, ..."
-        return no("k-multiple", "K must be a multiple of 32 for 16-byte loads", found=found, allowed=allowed)
-    return _two_level(p)
-
-
-class Nvfp4Gemv(Arm):
+class Nvfp4Gemv(_OverNvfp4):
     """Codes, block scales and tensor scale as stored; x stays BF16 (W4A16); FP32 sums on CUDA cores."""
 
     name = "nvfp4_gemv"
-    roles = ("*",)
     rows = rows(1)
-    source = "nvfp4"
+    k_multiple = 32
     kernels = tuple(
         gemv_nvfp4(WARPS, ROWS, UNROLL, reciprocal=r, stream=s) for r in (False, True) for s in (True, False)
     )
     # 16 products, their scale, two additions a load, the butterfly, the tensor scale
     tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + 2 * -(-k // SPAN) + 5, extra_roundings=2)
     reduction_class = ReductionClass("fma.f32", "lane 32 of 1024, then a butterfly", promotion=16)
-
-    def eligible(self, p: Projection, ctx: Context) -> Verdict:
-        return _loads_of_16(p)
-
-    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
-        return _bind(p)
 
     def lower(self, c: Call) -> list[Launch]:
         ((key, w),) = c.weights.items()
@@ -71,24 +68,17 @@ class Nvfp4Gemv(Arm):
         return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]
 
 
-class Nvfp4Few(Arm):
+class Nvfp4Few(_OverNvfp4):
     """Codes and scales as stored, each byte read once for up to 16 rows of x; tensor cores (mma.sync) with the weights
     as the operand of 16 rows, made BF16 in registers, exactly (W4A16); the tensor scale on the sums."""
 
     name = "nvfp4_few"
-    roles = ("*",)
     rows = rows(2, 16)
-    source = "nvfp4"
+    k_multiple = 32
     kernels = tuple(few_nvfp4(FEW_WARPS, columns=c, reciprocal=r) for c in (1, 2) for r in (False, True))
     # a warp's spans of 128 K: eight products each; then the warps, then the tensor scale
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: 8 * -(-k // 1024) + 8, extra_roundings=2)
     reduction_class = ReductionClass("mma.m16n8k16.bf16", "spans of 128 over 8 warps", splits=8)
-
-    def eligible(self, p: Projection, ctx: Context) -> Verdict:
-        return _loads_of_16(p)
-
-    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
-        return _bind(p)
 
     def lower(self, c: Call) -> list[Launch]:
         ((key, w),) = c.weights.items()
@@ -105,14 +95,12 @@ class Nvfp4Few(Arm):
         ]
 
 
-class Nvfp4Gemm(Arm):
+class Nvfp4Gemm(_OverNvfp4):
     """Codes and scales as stored; weights made BF16 in registers, exactly (W4A16); tensor cores (mma.sync), FP32
     sums in ascending K, the tensor scale on the sums; any M, N and any K the format has."""
 
     name = "nvfp4_gemm"
-    roles = ("*",)
     rows = rows_from(1)
-    source = "nvfp4"
     kernels = tuple(
         k
         for r in (False, True)
@@ -123,12 +111,6 @@ class Nvfp4Gemm(Arm):
     )
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16), extra_roundings=2)
     reduction_class = ReductionClass("mma.m16n8k16.bf16", "K permuted inside 32")
-
-    def eligible(self, p: Projection, ctx: Context) -> Verdict:
-        return _two_level(p)
-
-    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
-        return _bind(p)
 
     def lower(self, c: Call) -> list[Launch]:
         ((key, w),) = c.weights.items()

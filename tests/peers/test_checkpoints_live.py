@@ -8,14 +8,11 @@ skip.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from by_path import load
 
-ROOT = Path(__file__).parent.parent.parent
 NAMES = [
     "transformers-bf16",
     "transformers-fp8",
@@ -31,17 +28,6 @@ NAMES = [
 ]
 NEEDED = ("torch", "transformers", "accelerate", "safetensors")
 IMPORTS = {"compressed-tensors": "compressed_tensors", "nvidia-modelopt": "modelopt"}
-
-
-def load(path: str) -> ModuleType:
-    """A module by its path: neither tools nor tests are packages."""
-    name = f"_live_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, ROOT / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.peers

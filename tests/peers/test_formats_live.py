@@ -7,14 +7,9 @@ in an environment made as tools/record_format_goldens.py says, with pytest. A li
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+from by_path import load
 
-ROOT = Path(__file__).parent.parent.parent
 IMPORTS = {
     "torch": "torch",
     "compressed-tensors": "compressed_tensors",
@@ -22,17 +17,6 @@ IMPORTS = {
     "transformers": "transformers",
     "gguf": "gguf",
 }
-
-
-def load(path: str) -> ModuleType:
-    """A module by its path: neither tools nor tests are packages."""
-    name = f"_live_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, ROOT / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.peers

@@ -11,27 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from by_path import load
 
 from atlas_lab.formats import get
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-def load(path: str) -> ModuleType:
-    """A module by its path: neither tools nor tests are packages."""
-    name = f"_live_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, ROOT / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.peers
