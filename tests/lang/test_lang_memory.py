@@ -13,7 +13,7 @@ DATA = np.arange(64, dtype=np.uint8) * np.uint8(7) + np.uint8(130)
 WORDS = DATA.view(np.uint32).tolist()
 
 
-@pytest.mark.parametrize("space", ["ldg", "ldg_stream", "ld", "lds"])
+@pytest.mark.parametrize("space", ["ldg", "ldg_stream", "ld", "ld_in", "lds"])
 def test_loads_widen_and_index_by_the_pointers_elements(space):
     p8, p16, p32 = (pointer(DATA, t) for t in (L.u8, L.bf16, L.f32))
     cases = [("b8", p8, 3, DATA[3]), ("b16", p16, 3, DATA.view(np.uint16)[3]), ("b32", p32, 2, WORDS[2])]
@@ -33,11 +33,11 @@ def test_loads_widen_and_index_by_the_pointers_elements(space):
 def test_float_loads():
     floats = np.array([1.5, -2.25, 3e-40, np.inf], np.float32)
     p = pointer(floats, L.f32)
-    for op in (L.ldg_f32, L.ld_f32, L.lds_f32):
+    for op in (L.ldg_f32, L.ld_f32, L.ld_in_f32, L.lds_f32):
         assert [run_thread(lambda i=i, op=op: op(p, i)) for i in range(4)] == floats.tolist()
     assert run_thread(lambda: L.lds_v4_f32(p, 0)) == tuple(floats)
     halves = np.array([1.5, -2.25, 3e-40, np.inf], ml_dtypes.bfloat16)
-    for op in (L.ldg_bf16, L.ld_bf16):
+    for op in (L.ldg_bf16, L.ld_bf16, L.ld_in_bf16):
         values = [run_thread(lambda i=i, op=op: op(pointer(halves, L.bf16), i)) for i in range(4)]
         assert values == halves.astype(np.float32).tolist()
         assert all(type(v) is np.float32 for v in values)

@@ -66,6 +66,9 @@ GROUPS: dict[str, list[Row]] = {
     "ldg_stream": loads("ldg", "x", "ld.global.nc.L1::no_allocate", "b8 b16 b32 v2_b32 v4_b32", "_stream"),
     "ld": loads("ld", "y", "ld.global", "b32 f32 v4_b32")
     + [("ld_bf16", "L.ld_bf16(y, n)", r"ld\.global\.u16 ")],
+    "ld_in": loads("ld_in", "x", "ld.global", "b8 b16 b32 v2_b32 v4_b32 f32"),
+    "ld_in_bf16": [("ld_in_bf16", "L.ld_in_bf16(x, n)", {r"ld\.global\.u16 ": 1, r"shl\.b32 ": 1})],
+    "ld_in_stream": loads("ld_in", "x", "ld.global.L1::no_allocate", "b32 v2_b32 v4_b32", "_stream"),
     "stg": stores("stg", "y", "st.global", "b8 b16 b32 v2_b32 v4_b32 f32"),
     "stg_bf16": [
         ("stg_bf16", "L.stg_bf16(y, n, f)", {r"cvt\.rn\.bf16\.f32 ": 1, r"st\.global\.b16 ": 1}),
@@ -110,6 +113,13 @@ GROUPS: dict[str, list[Row]] = {
     ],
     "e4m3_f32": [("e4m3_f32", "L.e4m3_f32(u)", r"mul\.rn\.f32 ")],
     "e2m1x8_bf16x2": [("e2m1x8_bf16x2", "t4(L.e2m1x8_bf16x2(u))", {r"prmt\.b32 ": 10, r"mul|fma": 0})],
+    "e2m1x16_small": [
+        ("e2m1x16_small", "t8(L.e2m1x16_small(u, v))",
+         {r"lop3\.b32 .* 0xCA;": 2, r"shf\.l\.wrap\.b32 ": 4, r"shl\.b32 ": 3, r"mul|fma|prmt": 0}),
+    ],
+    "e2m1x16_pack": [
+        ("e2m1x16_pack", "t2(L.e2m1x16_pack(u, v))", {r"shf\.l\.wrap\.b32 ": 21, r"mul|fma|prmt": 0}),
+    ],
     "e2m1x8_f16x2": [("e2m1x8_f16x2", "t4(L.e2m1x8_f16x2(u))", {r"prmt\.b32 ": 8, r"mul|fma": 0})],
     "round": [
         ("f32_i32", "L.f32_i32(f)", r"cvt\.rni\.s32\.f32 "),
@@ -181,12 +191,17 @@ GROUPS: dict[str, list[Row]] = {
         ("mma_m16n8k16_bf16", "t4(L.mma_m16n8k16_bf16((f, g, h, f), (u, v, w, u), (v, w)))", MMA.format("bf16")),
         ("mma_m16n8k16_f16", "t4(L.mma_m16n8k16_f16((f, g, h, f), (u, v, w, u), (v, w)))", MMA.format("f16")),
     ],
+    "mma_first": [
+        ("mma_m16n8k16_bf16_first", "t4(L.mma_m16n8k16_bf16_first((u, v, w, u), (v, w)))", MMA.format("bf16")),
+    ],
     "mma_tile": [
         ("mma_tile", "t16(TILE(L.zeros(16), (u, v, w, u, v, u, w, v), (v, w, u, v)))", {MMA.format("bf16"): 4}),
         ("zeros", "t4(L.zeros(4))", {r"mov\.[fb]32\s+\S+, (0f0+|0);": 1}),
     ],
     "copy": [
         ("cp_async_16", "L.cp_async_16(s, n, x, n, n)", r"cp\.async\.cg\.shared\.global \[\S+\], \[\S+\], 16, %r\d+;"),
+        ("cp_async_16_stream", "L.cp_async_16_stream(s, n, x, n, n)",
+         r"cp\.async\.cg\.shared\.global\.L2::256B \[\S+\], \[\S+\], 16, %r\d+;"),
         ("cp_async_8", "L.cp_async_8(s, n, y, n, 5)", r"cp\.async\.ca\.shared\.global \[\S+\], \[\S+\], 8, "),
         ("cp_async_4", "L.cp_async_4(s, n, x, n, n)", r"cp\.async\.ca\.shared\.global \[\S+\], \[\S+\], 4, "),
         ("cp_async_commit", "L.cp_async_commit()", r"cp\.async\.commit_group;"),
@@ -198,6 +213,10 @@ GROUPS: dict[str, list[Row]] = {
         ("fence_block", "L.fence_block()", r"membar\.cta;"),
         ("fence_gpu", "L.fence_gpu()", r"membar\.gl;"),
         ("nanosleep", "L.nanosleep(100)", r"nanosleep\.u32 "),
+    ],
+    "dependent": [
+        ("grid_wait", "L.grid_wait()", r"griddepcontrol\.wait;"),
+        ("grid_launch_dependents", "L.grid_launch_dependents()", r"griddepcontrol\.launch_dependents;"),
     ],
     "atomic_global": atomics("y", "global"),
     "atomic_shared": atomics("s", "shared"),
@@ -295,3 +314,4 @@ def test_every_architecture_is_compiled_for():
     archs = {arch for _, arch in CASES}
     assert archs == set(L.ARCHITECTURES)
     assert ("fp8", "sm_80") not in CASES
+    assert ("dependent", "sm_89") not in CASES

@@ -12,10 +12,10 @@ function runs on a GPU, through the compiler with no GPU present, and on the int
             L.stg_bf16(y, i, a * L.ldg_bf16(x, i))
 
 Intrinsics by module: `memory` and `shared` (loads, stores, pointers), `convert`, `half`, `integer`, `arithmetic`,
-`warp`, `tensor`, `copy`, `barrier`, `atomic`. Each has PTX, a NumPy meaning, an effect and the hardware it needs;
-`intrinsic` adds one. `family` makes kernels from compile-time parameters, `device` a helper to call from kernels,
-`wrap` a kernel from an existing `numba.cuda.jit` dispatcher. `compile_kernel`, `check_kernel`, `ptx` and `sass`
-need the compiler only, and import it when called.
+`warp`, `tensor`, `copy`, `barrier`, `dependent`, `atomic`. Each has PTX, a NumPy meaning, an effect and the hardware it
+needs; `intrinsic` adds one. `family` makes kernels from compile-time parameters, `device` a helper to call from
+kernels, `wrap` a kernel from an existing `numba.cuda.jit` dispatcher. `compile_kernel`, `check_kernel`, `ptx` and
+`sass` need the compiler only, and import it when called.
 
 Numbers. Integers are Numba's: arithmetic on any of them is 64 bits wide, unsigned only if both sides are; `/`, and
 comparing u64 with a signed integer, give float64, which `check_kernel` refuses. The interpreter uses Python's
@@ -94,11 +94,33 @@ from atlas_lab.kernels.lang.convert import (
     i32_f32,
     rint,
 )
-from atlas_lab.kernels.lang.copy import cp_async_4, cp_async_8, cp_async_16, cp_async_commit, cp_async_wait
+from atlas_lab.kernels.lang.copy import (
+    cp_async_4,
+    cp_async_8,
+    cp_async_16,
+    cp_async_16_stream,
+    cp_async_commit,
+    cp_async_wait,
+)
+from atlas_lab.kernels.lang.dependent import (
+    grid_launch_dependents,
+    grid_wait,
+    ld_in_b8,
+    ld_in_b16,
+    ld_in_b32,
+    ld_in_b32_stream,
+    ld_in_bf16,
+    ld_in_f32,
+    ld_in_v2_b32,
+    ld_in_v2_b32_stream,
+    ld_in_v4_b32,
+    ld_in_v4_b32_stream,
+)
 from atlas_lab.kernels.lang.half import badd2, bfma2, bmul2, hadd2, hfma2, hmul2
 from atlas_lab.kernels.lang.integer import byte, dp4a, dp4a_u32, lop3, popc, prmt, s8, shf_l, shf_r
 from atlas_lab.kernels.lang.intrinsic import intrinsic
 from atlas_lab.kernels.lang.kernel import DeviceFunction, Kernel, KernelError, KernelSpec, device, family, kernel, wrap
+from atlas_lab.kernels.lang.lanes import e2m1x16_pack, e2m1x16_small
 from atlas_lab.kernels.lang.loops import unroll
 from atlas_lab.kernels.lang.memory import (
     cast,
@@ -159,6 +181,7 @@ from atlas_lab.kernels.lang.tensor import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
     mma_m16n8k16_bf16,
+    mma_m16n8k16_bf16_first,
     mma_m16n8k16_f16,
     mma_tile,
     zeros,
@@ -253,6 +276,7 @@ __all__ = [
     "cp_async_4",
     "cp_async_8",
     "cp_async_16",
+    "cp_async_16_stream",
     "cp_async_commit",
     "cp_async_wait",
     "cuda",
@@ -263,6 +287,8 @@ __all__ = [
     "dynamic_shared",
     "e2m1x8_bf16x2",
     "e2m1x8_f16x2",
+    "e2m1x16_pack",
+    "e2m1x16_small",
     "e4m3",
     "e4m3_f32",
     "e4m3x2",
@@ -283,6 +309,8 @@ __all__ = [
     "fence_block",
     "fence_gpu",
     "fma_rn",
+    "grid_launch_dependents",
+    "grid_wait",
     "hadd2",
     "hfma2",
     "hmul2",
@@ -298,6 +326,16 @@ __all__ = [
     "ld_b32",
     "ld_bf16",
     "ld_f32",
+    "ld_in_b8",
+    "ld_in_b16",
+    "ld_in_b32",
+    "ld_in_b32_stream",
+    "ld_in_bf16",
+    "ld_in_f32",
+    "ld_in_v2_b32",
+    "ld_in_v2_b32_stream",
+    "ld_in_v4_b32",
+    "ld_in_v4_b32_stream",
     "ld_v4_b32",
     "ldg_b8",
     "ldg_b8_stream",
@@ -329,6 +367,7 @@ __all__ = [
     "max_f32",
     "min_f32",
     "mma_m16n8k16_bf16",
+    "mma_m16n8k16_bf16_first",
     "mma_m16n8k16_f16",
     "mma_tile",
     "mul_rn",

@@ -11,7 +11,7 @@ _SM80 = Needs((8, 0))
 _CP = "9.7.9.25 cp.async"
 
 
-def _cp_async(size: int) -> Op:
+def _cp_async(size: int, name: str = "", hint: str = "") -> Op:
     def run(dst: Pointer, di: int, src: Pointer, si: int, valid: int) -> None:
         current().copy_async(dst, int(di), src, int(si), size, int(valid))
 
@@ -21,18 +21,20 @@ def _cp_async(size: int) -> Op:
     )
     cache = "cg" if size == 16 else "ca"
     return Op(
-        f"cp_async_{size}",
+        name or f"cp_async_{size}",
         (SHARED, Ptr(), i32),
         None,
         numpy=run,
         effect=Effect.WRITE,
         needs=_SM80,
         section=_CP,
-        ptx=f"cp.async.{cache}.shared.global [$0], [$1], {size}, $2;",
+        ptx=f"cp.async.{cache}.shared.global{hint} [$0], [$1], {size}, $2;",
     )
 
 
 cp_async_4, cp_async_8, cp_async_16 = map(_cp_async, (4, 8, 16))
+# The L2 fetches the 256 bytes around: for streams whose neighbours come next.
+cp_async_16_stream = _cp_async(16, "cp_async_16_stream", ".L2::256B")
 
 
 def _commit() -> None:

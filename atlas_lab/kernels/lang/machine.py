@@ -80,6 +80,12 @@ class Thread(Protocol):
     def fence(self, scope: str) -> None:
         """membar: orders this thread's earlier accesses before its later ones at `block` or `gpu` scope."""
 
+    def grid_wait(self) -> None:
+        """griddepcontrol.wait: the launches before this one are over; nothing in a launch that is not dependent."""
+
+    def launch_dependents(self) -> None:
+        """griddepcontrol.launch_dependents: the next launch may start once every block called this or exited."""
+
 
 def current() -> Thread:
     """The simulated thread that runs now; raises RuntimeError outside the interpreter."""

@@ -21,7 +21,7 @@ WRITABLE = Ptr(("global",), ("out", "inout"))
 SHARED = Ptr(("shared",))
 ANY = Ptr(("global", "shared"))
 
-_LD, _NC, _ST = (f"9.7.9 Data Movement: {i}" for i in ("ld", "ld.global.nc", "st"))
+LD, _NC, _ST = (f"9.7.9 Data Movement: {i}" for i in ("ld", "ld.global.nc", "st"))
 # PTX type and register list of an access, by name.
 FORMS: dict[str, tuple[str, Scalar, int]] = {
     "b8": ("u8", u8, 1),
@@ -117,29 +117,27 @@ ldg_b8_stream, ldg_b16_stream, ldg_b32_stream, ldg_v2_b32_stream, ldg_v4_b32_str
     _ldg_stream, ("b8", "b16", "b32", "v2_b32", "v4_b32")
 )
 ld_b32, ld_f32, ld_v4_b32 = (
-    load(f"ld_{form}", form, "ld.global", WRITABLE, Effect.READ, _LD) for form in ("b32", "f32", "v4_b32")
+    load(f"ld_{form}", form, "ld.global", WRITABLE, Effect.READ, LD) for form in ("b32", "f32", "v4_b32")
 )
 stg_b8, stg_b16, stg_b32, stg_v2_b32, stg_v4_b32, stg_f32 = (
     store(f"stg_{form}", form, "st.global", WRITABLE, _ST) for form in ("b8", "b16", "b32", "v2_b32", "v4_b32", "f32")
 )
 
 
-def _read_bf16(p: Pointer, i: int) -> Any:
+def read_bf16(p: Pointer, i: int) -> Any:
     """One bf16 as f32."""
     return BF16[current().read(p, i, u16, 1)[0]]
 
 
-def _emit_bf16(instruction: str) -> Callable[..., Any]:
+def emit_bf16(instruction: str) -> Callable[..., Any]:
     def emit(e: Any, address: Any) -> Any:
         return e.bits_f32(e.builder.shl(e.u32(f"{instruction}.u16 $0, [$1];", address), e.const(16)))
 
     return emit
 
 
-ldg_bf16 = Op("ldg_bf16", (IN,), f32, ptx=_emit_bf16("ld.global.nc"), numpy=_read_bf16, section=_NC)
-ld_bf16 = Op(
-    "ld_bf16", (WRITABLE,), f32, ptx=_emit_bf16("ld.global"), numpy=_read_bf16, effect=Effect.READ, section=_LD
-)
+ldg_bf16 = Op("ldg_bf16", (IN,), f32, ptx=emit_bf16("ld.global.nc"), numpy=read_bf16, section=_NC)
+ld_bf16 = Op("ld_bf16", (WRITABLE,), f32, ptx=emit_bf16("ld.global"), numpy=read_bf16, effect=Effect.READ, section=LD)
 
 
 def _write_bf16(p: Pointer, i: int, x: Any) -> None:
@@ -192,7 +190,7 @@ ld_acquire_b32 = Op(
     ptx="ld.acquire.gpu.global.b32 $0, [$1];",
     numpy=_acquire,
     effect=Effect.SYNC,
-    section=_LD,
+    section=LD,
 )
 st_release_b32 = Op(
     "st_release_b32",

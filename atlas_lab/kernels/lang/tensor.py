@@ -176,7 +176,37 @@ def mma_tile(dtype: Scalar, m_tiles: int, n_tiles: int) -> Op:
     )
 
 
+def _first(dtype: Scalar) -> Op:
+    """The first product of a sum: `(a, b) -> acc`, with no accumulator to clear."""
+    combine = _multiply(dtype, 1, 1)
+    name = f"mma_m16n8k16_{dtype}_first"
+    text = (
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, "
+        "{$8, $9}, {$10, $11, $12, $13};"
+    )
+
+    def emit(e: Any, *registers: Any) -> Any:
+        return e.asm(text, [e.zero().type] * 4, [*registers, *[e.zero()] * 4])
+
+    def run(a: Any, b: Any) -> Any:
+        return current().warp_op(name, _ALL, (_zeros(4), a, b), combine)
+
+    run.__doc__ = f"m16n8k16 of {dtype} added to zero."
+    return Op(
+        name,
+        (Vec(u32, 4), Vec(u32, 2)),
+        Vec(f32, 4),
+        ptx=emit,
+        numpy=run,
+        needs=_SM80,
+        section=_MMA,
+        convergent=True,
+        unit_roundoff=U_MMA,
+    )
+
+
 mma_m16n8k16_bf16 = mma_tile(bf16, 1, 1)
+mma_m16n8k16_bf16_first = _first(bf16)
 mma_m16n8k16_f16 = mma_tile(f16, 1, 1)
 
 
