@@ -108,7 +108,6 @@ def resolve(program: Program, buffers: Mapping[str, Buffer], device: Device) -> 
         for attribute, asked in (
             ("clusters", dims(launch.cluster) != (1, 1, 1)),
             ("cooperative launches", launch.cooperative),
-            ("programmatic dependent launches", launch.pdl),
         ):
             if asked:
                 raise BindError(f"{where} asks for {attribute}, which are not supported yet")

@@ -12,6 +12,7 @@ from atlas_lab.core.target import Target
 from atlas_lab.runtime.bind import Bound, Launched, Place, Resolved, planned, resolve
 from atlas_lab.runtime.device import Buffer, Device
 from atlas_lab.runtime.errors import BindError
+from atlas_lab.runtime.overlap import InFlight
 from atlas_lab.simt import Buffer as Memory
 from atlas_lab.simt import Options, Stats, run
 
@@ -27,6 +28,7 @@ class InterpreterDevice(Device):
     def __init__(self, target: Target, *, seed: int = 0, options: Options = Options()) -> None:
         super().__init__(target, guard=0)
         self.seed, self.options = seed, options
+        self.in_flight = InFlight()
 
     def bind(self, program: Program, buffers: Mapping[str, Buffer]) -> InterpreterBound:
         launches = resolve(program, buffers, self)
@@ -41,7 +43,8 @@ class InterpreterDevice(Device):
         """Any thread may, one at a time."""
 
     def synchronize(self) -> None:
-        """Nothing is ever outstanding."""
+        """Nothing is ever outstanding; on a GPU it might have been."""
+        self.in_flight.end()
 
     def describe(self) -> dict[str, Any]:
         return {"kind": self.name, "name": None, "stands_for": self.target.name}
@@ -50,17 +53,21 @@ class InterpreterDevice(Device):
         return Memory(name, nbytes)
 
     def _give(self, buffer: Buffer) -> None:
+        self.in_flight.end()
         buffer.memory.poison()  # whoever still holds it reads NaN
         buffer.memory = None
 
     def _write(self, buffer: Buffer, offset: int, raw: np.ndarray) -> None:
+        self.in_flight.end()
         buffer.memory.write(raw, offset)
 
     def _read(self, buffer: Buffer, offset: int, size: int) -> np.ndarray:
+        self.in_flight.end()
         view: np.ndarray = buffer.memory.array(np.uint8, (size,), offset)
         return view.copy()
 
     def _poison(self, buffer: Buffer) -> None:
+        self.in_flight.end()
         buffer.memory.poison()
 
 
@@ -83,7 +90,9 @@ class InterpreterBound(Bound):
     def run(self) -> None:
         record: list[Launched] = []
         stats: list[Stats] = []
+        in_flight = self.device.in_flight
         for x in self._launches:
+            overlap = in_flight.overlap(x)
             stats.append(
                 run(
                     x.launch.kernel,
@@ -93,8 +102,10 @@ class InterpreterBound(Bound):
                     shared_bytes=x.launch.shared,
                     seed=self.device.seed,
                     options=self.device.options,
+                    overlap=overlap,
                 )
             )
+            in_flight.ran(x, overlap)
             record.append(planned(x.launch))
         self.record, self.stats = tuple(record), tuple(stats)
 

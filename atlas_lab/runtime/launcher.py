@@ -2,6 +2,9 @@
 
 Both are kept so that the host's cost of either can be measured (`probe.launch_overhead`). cuda.core converts every
 argument at each launch; the packed one hands the driver an address prepared when binding.
+
+A dependent launch carries the attribute PROGRAMMATIC_STREAM_SERIALIZATION: it follows the launch before it in the
+stream by that one's `grid_launch_dependents`, and a capture makes a programmatic edge of it (CUDA 12.3 and later).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from atlas_lab.runtime.arguments import Packed, values
 from atlas_lab.runtime.bind import Launched, Resolved
 from atlas_lab.runtime.cubin import DeviceKernel
 from atlas_lab.runtime.driver import bindings, check, core
-from atlas_lab.runtime.errors import DeviceError
+from atlas_lab.runtime.errors import BindError, DeviceError
 
 
 class Launcher(Protocol):
@@ -24,7 +27,7 @@ class Launcher(Protocol):
 
 
 class PackedLauncher:
-    """cuLaunchKernel with parameters packed once."""
+    """cuLaunchKernel, or cuLaunchKernelEx for a dependent launch, with parameters packed once."""
 
     def __init__(self, kernel: DeviceKernel, x: Resolved, stream: Any, where: str) -> None:
         self._where = where
@@ -32,14 +35,33 @@ class PackedLauncher:
         self._packed = Packed(values(x.launch.kernel.params, x.arguments))
         grid, block, shared = dims(x.launch.grid), dims(x.launch.block), x.launch.shared
         self.launched = Launched(kernel.entry, grid, block, shared)
-        launch = bindings().cuLaunchKernel
-        self._launch = partial(launch, kernel.function, *grid, *block, shared, stream.handle, self._packed.address, 0)
+        if x.launch.pdl:
+            config = _dependent(self.launched, stream)
+            self._launch = partial(bindings().cuLaunchKernelEx, config, kernel.function, self._packed.address, 0)
+        else:
+            launch = bindings().cuLaunchKernel
+            address = self._packed.address
+            self._launch = partial(launch, kernel.function, *grid, *block, shared, stream.handle, address, 0)
 
     def __call__(self) -> Launched:
         status = self._launch()[0]
         if status:
             check(status, self._where)
         return self.launched
+
+
+def _dependent(x: Launched, stream: Any) -> Any:
+    """The CUlaunchConfig of a dependent launch; it owns its attributes."""
+    driver = bindings()
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = x.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = x.block
+    config.sharedMemBytes, config.hStream = x.shared, stream.handle
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
 
 
 class CoreLauncher:
@@ -49,7 +71,15 @@ class CoreLauncher:
         self._where = where
         grid, block, shared = dims(x.launch.grid), dims(x.launch.block), x.launch.shared
         self.launched = Launched(kernel.entry, grid, block, shared)
-        config = core().LaunchConfig(grid=grid, block=block, shmem_size=shared)
+        dependent = {"programmatic_stream_serialization": True} if x.launch.pdl else {}
+        try:
+            config = core().LaunchConfig(grid=grid, block=block, shmem_size=shared, **dependent)
+        except TypeError:
+            if not dependent:
+                raise
+            raise BindError(
+                f"{where} is a dependent launch: found a cuda.core without them, expected the launcher 'packed'"
+            ) from None
         arguments = values(x.launch.kernel.params, x.arguments)
         self._launch = partial(core().launch, stream, config, kernel.core, *arguments)
 

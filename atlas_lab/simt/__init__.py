@@ -1,6 +1,7 @@
 """The interpreter: kernels, unmodified, on the CPU, one greenlet a CUDA thread, everything checked."""
 
 from atlas_lab.simt.buffer import Buffer
+from atlas_lab.simt.dependent import Overlap, Span
 from atlas_lab.simt.errors import (
     AsyncError,
     BarrierMismatch,
@@ -15,6 +16,7 @@ from atlas_lab.simt.errors import (
     SimtError,
     StepLimit,
     Uninitialised,
+    Unwaited,
 )
 from atlas_lab.simt.options import Options, Stats
 from atlas_lab.simt.run import run
@@ -29,12 +31,15 @@ __all__ = [
     "MissingLane",
     "Options",
     "OutOfBounds",
+    "Overlap",
     "PoisonRead",
     "Race",
     "ReadOnlyWrite",
     "SimtError",
+    "Span",
     "Stats",
     "StepLimit",
     "Uninitialised",
+    "Unwaited",
     "run",
 ]

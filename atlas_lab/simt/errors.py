@@ -80,5 +80,9 @@ class BarrierMismatch(SimtError):
     """Threads disagree about a named barrier, or its count is impossible."""
 
 
+class Unwaited(SimtError):
+    """A dependent launch that touches what the launches before it may still use, or never waits for them."""
+
+
 class AsyncError(SimtError):
     """An asynchronous copy that is malformed, or never committed."""

@@ -15,6 +15,7 @@ from atlas_lab.kernels.lang.types import FloatScalar, Parameter, Pointer, Storag
 from atlas_lab.simt.arrays import ArrayPointer
 from atlas_lab.simt.block import Block
 from atlas_lab.simt.buffer import Buffer
+from atlas_lab.simt.dependent import Overlap, never_waited
 from atlas_lab.simt.errors import SimtError
 from atlas_lab.simt.options import Options, Stats
 from atlas_lab.simt.scheduler import Scheduler
@@ -33,13 +34,14 @@ def run(
     shared_bytes: int = 0,
     seed: int = 0,
     options: Options = Options(),
+    overlap: Overlap | None = None,
 ) -> Stats:
     """Run `kernel` over `grid` blocks of `block` threads (each one to three extents) with `shared_bytes` of dynamic
     shared memory.
 
-    `args` follow the kernel's parameters: a `Buffer` or `(Buffer, byte offset)` for a pointer, a Python number for
-    a scalar. The same seed and options give the same run. Raises a SimtError for a kernel that cannot be
-    interpreted, arguments that do not fit, and everything a kernel does wrong.
+    `args` follow the kernel's parameters: a `Buffer` or `(Buffer, byte offset)` for a pointer, a Python number for a
+    scalar. The same seed and options give the same run. `overlap` makes it a dependent launch. Raises a SimtError for a
+    kernel that cannot be interpreted, arguments that do not fit, and everything a kernel does wrong.
     """
     started = time.perf_counter()
     extent = _extent(kernel, "block", block)
@@ -51,15 +53,19 @@ def run(
     # Overflow, infinities and NaN are ordinary values on a GPU. NumPy keeps this in the context; greenlets share it.
     with np.errstate(all="ignore"):
         context = contextvars.copy_context()
-    scheduler = Scheduler(kernel, blocks, extent, values, shared_bytes, seed, options, context)
+    scheduler = Scheduler(kernel, blocks, extent, values, shared_bytes, seed, options, context, overlap)
     collecting = gc.isenabled()
     gc.disable()  # everything is let go of by reference counts; looking for cycles costs a sixth of the time
     try:
         if options.checks:
             for b in bound:
                 b.shadow = Shadow(b, poison=False) if any(b is w for w in written) else None
+                if overlap is not None:
+                    b.shadow = overlap.shadow(b, b.shadow)
                 b.watched = b.shadow is not None or b.gaps is not None
         scheduler.loop(_blocks(scheduler))
+        if overlap is not None and not overlap.waited:
+            raise never_waited(kernel.entry)
     finally:
         if collecting:
             gc.enable()

@@ -18,6 +18,7 @@ from atlas_lab.simt.source import Site
 if TYPE_CHECKING:
     from atlas_lab.kernels.lang.kernel import Kernel
     from atlas_lab.simt.block import Block
+    from atlas_lab.simt.dependent import Overlap
     from atlas_lab.simt.options import Options
     from atlas_lab.simt.thread import Dim3, SimThread
 
@@ -71,9 +72,10 @@ class Scheduler:
         seed: int,
         options: Options,
         context: Context,
+        overlap: Overlap | None,
     ) -> None:
         self.kernel, self.grid, self.block, self.args, self.shared_bytes = kernel, grid, block, args, shared_bytes
-        self.options, self.context = options, context
+        self.options, self.context, self.overlap = options, context, overlap
         self.entry_site: Site = (kernel.function.__code__, 0)
         self.collective: Site | None = None  # where the lanes met for whom an operation runs now
         self.hub = getcurrent()

@@ -41,6 +41,16 @@ def site_of(frame: FrameType | None) -> Site | None:
     return (found.f_code, found.f_lasti) if found is not None else None
 
 
+def operation_of(frame: FrameType | None) -> Op | None:
+    """The intrinsic that a frame runs in, as the kernel called it."""
+    found: Op | None = None
+    while frame is not None:
+        if frame.f_code is _CALL:
+            found = frame.f_locals["self"]
+        frame = frame.f_back
+    return found
+
+
 def raised_at(e: BaseException) -> Site | None:
     """Where in kernel code an exception began: in the innermost frame of it, though an intrinsic raised."""
     found = None

@@ -113,6 +113,16 @@ class SimThread(Accesses):
             raise self.error(AsyncError, f"found {pending} asynchronous groups to leave pending, expected 0 or more")
         self._copying().wait(pending)
 
+    def grid_wait(self) -> None:
+        self._step()
+        if self.scheduler.overlap is not None:
+            self.scheduler.overlap.wait(self)
+
+    def launch_dependents(self) -> None:
+        self._step()
+        if self.scheduler.overlap is not None:
+            self.scheduler.overlap.release(self)
+
     def _copying(self) -> Copies:
         if self._copies is None:
             self._copies = Copies(self)

@@ -89,6 +89,28 @@ def spin(flag: L.InOut[L.u32]):
         pass
 
 
+@L.kernel
+def count_up(x: L.InOut[L.u32], n: L.i32):
+    """x[i] += 1, late: the signal first, then the wait, then a pause. n is a multiple of the block."""
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    L.grid_launch_dependents()
+    L.grid_wait()
+    L.nanosleep(2000)
+    if i < n:
+        L.stg_b32(x, i, L.ld_b32(x, i) + L.u32(1))
+
+
+@L.kernel
+def digest(w: L.In[L.u32], x: L.In[L.u32], s: L.InOut[L.u32], n: L.i32):
+    """s[i] = 31 s[i] + w[i] x[i], w read before the wait."""
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    q = L.ld_in_b32_stream(w, i)
+    L.grid_wait()
+    L.grid_launch_dependents()
+    if i < n:
+        L.stg_b32(s, i, L.u32(31) * L.ld_b32(s, i) + q * L.ld_in_b32(x, i))
+
+
 def launch(kernel: Any, threads: int, *args: Any, block: int = 64, **more: Any) -> Launch:
     return Launch(kernel, grid=-(-threads // block), block=block, args=args, **more)
 
@@ -102,6 +124,21 @@ def scale_program(n: int = 100, by: float = 2.0) -> Program:
         launch(add_one, n, y, n, label="add"),
     )
     return Program("scale and add", launches, inputs=(x,), outputs=(y,), temporaries=(t,))
+
+
+def counting_program(n: int) -> Program:
+    """Two dependent launches; every run of it enters into s."""
+    w, x, s = (Tensor("u32", (n,), name) for name in "wxs")
+    launches = (launch(count_up, n, x, n, pdl=True), launch(digest, n, w, x, s, n, pdl=True))
+    return Program("count", launches, inputs=(x,), outputs=(s,), persistent=(w,))
+
+
+def expected_count(w: np.ndarray, x: np.ndarray, runs: int) -> np.ndarray:
+    """s after `runs` runs of `counting_program` from zero."""
+    s = np.zeros_like(w)
+    for i in range(1, runs + 1):
+        s = np.uint32(31) * s + w * (x + np.uint32(i))
+    return s
 
 
 def ports(device: Device, program: Program) -> dict[str, Buffer]:

@@ -9,7 +9,19 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from runtime_kernels import bf16, expected_scale, launch, ports, reverse, scale_program, scale_rows, store_at, widths
+from runtime_kernels import (
+    bf16,
+    counting_program,
+    expected_count,
+    expected_scale,
+    launch,
+    ports,
+    reverse,
+    scale_program,
+    scale_rows,
+    store_at,
+    widths,
+)
 
 from atlas_lab.core.launch import Program
 from atlas_lab.core.residency import Alloc, LoadPlan, Upload
@@ -231,6 +243,30 @@ def test_a_capture_that_fails_leaves_the_stream_usable(device):
     bound.run()
     y = device.download(buffers["y"], "bf16", (500,))
     np.testing.assert_array_equal(y.view(np.uint16), expected_scale(x, 2.0).view(np.uint16))
+
+
+@pytest.mark.parametrize("launcher", ["packed", "core"])
+def test_dependent_launches_see_what_was_written_before_them(device, launcher):
+    if device.target.capability < (9, 0):
+        pytest.skip("needs sm_90")
+    device.launcher = launcher
+    n, at_once, replays = 64 * 4096, 10, 50
+    program = counting_program(n)
+    buffers = ports(device, program)
+    rng = np.random.default_rng(0)
+    w, x = (rng.integers(0, 2**32, n, np.uint32) for _ in range(2))
+    for name, data in (("w", w), ("x", x), ("s", np.zeros(n, np.uint32))):
+        device.upload(buffers[name], data)
+    bound = device.bind(program, buffers)
+    bound.run()
+    bound.verify()
+    with capture([bound] * at_once) as graph:
+        graph.verify()
+        assert len(graph.record) == 2 * at_once
+        for _ in range(replays):
+            graph.replay()
+        found = device.download(buffers["s"], "u32", (n,))
+    np.testing.assert_array_equal(found, expected_count(w, x, 1 + at_once * replays))
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=str)

@@ -81,7 +81,6 @@ def test_an_offset_that_splits_an_element_is_refused(device):
     [
         ({"cluster": 2}, "clusters"),
         ({"cooperative": True}, "cooperative launches"),
-        ({"pdl": True}, "programmatic dependent launches"),
     ],
 )
 def test_attributes_that_are_not_supported_are_refused_by_name(device, more, asked):
