@@ -12,7 +12,9 @@ from atlas_lab.core.launch import Launch
 from atlas_lab.core.numbers import Accuracy, Exact, ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.rows import Rows
+from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tuning import Setting
 from atlas_lab.core.verdict import Verdict, yes
 from atlas_lab.kernels.lang import Kernel
 
@@ -35,7 +37,7 @@ class Arm:
     activation: str = "bf16"
     """Format of x that the kernels read."""
     kernels: Sequence[Kernel] = ()
-    """Every kernel `lower` may launch; their hardware needs are checked before `eligible`."""
+    """The kernels `lower` may launch; their hardware needs are checked before `eligible`."""
     tolerance: Rounded | Exact
     """The kernel against its own arithmetic."""
     accuracy: Accuracy | None = None
@@ -44,6 +46,13 @@ class Arm:
     """Set by arms that promise equal bits across M to others of the class."""
     epilogues: Sequence[str] = ()
     """Parts of `Epilogue` that the kernels fuse."""
+    prologues: Sequence[str] = ()
+    """Activations whose gated product the kernels compute as they read x (`Call.prologue`)."""
+    dependent: bool = False
+    """Whether `lower` honours `Call.dependent`: launches with `pdl`, of kernels that wait (`grid_wait`)."""
+    optional_kernels: Sequence[Kernel] = ()
+    """More kernels that `lower` may launch, for calls that ask for more than a product; the arm may serve cards that
+    lack what they need."""
     version: str = "1"
     """Changed when the numbers or the layout change; part of a route's hash."""
 
@@ -54,6 +63,12 @@ class Arm:
     def finalize(self, p: Any, ctx: Context) -> Sequence[Declaration]:
         """What it reads in place and what it builds at load time."""
         raise NotImplementedError
+
+    def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
+        """Every legal choice of its compile-time parameters for a weight `[n, k]` on a card, best by the chip model
+        (`chip.ranked`) first; () where there is nothing to tune. Never a function of M. `lower` asks
+        `tuning.chosen(self, c.n, c.k, c.context)` which one to run."""
+        return ()
 
     def scratch(self, call: Call) -> dict[str, Tensor]:
         """Temporaries of one call, by name."""
@@ -69,6 +84,11 @@ class Arm:
 
     def __repr__(self) -> str:
         return f"<arm {self.name}>"
+
+
+def kernels_of(arm: Arm) -> tuple[Kernel, ...]:
+    """Every kernel an arm may launch, each once, the optional ones last."""
+    return tuple(dict.fromkeys((*arm.kernels, *arm.optional_kernels)))
 
 
 def is_group(pattern: str) -> bool:

@@ -57,7 +57,8 @@ class Operand:
 @dataclass(frozen=True)
 class Epilogue:
     """What follows the product, in this order: `alpha` (one factor, or one a segment of N rows), a LoRA addend,
-    an activation of row pairs times the other, a residual, quantization to a format.
+    a gated product (`activation`, `silu` or `gelu_tanh`, of one half of the columns, rounded to y's dtype, times the
+    other half, rounded likewise), a residual, quantization to a format.
 
     An arm's `epilogues` names the parts it fuses; a plan that needs another part of it is refused.
     """
@@ -76,7 +77,12 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class Call:
-    """`y[M, N] = x[M, K] · Wᵀ` for one row count. `roles` says which projections (several for a group's arm)."""
+    """`y[M, N] = x[M, K] · Wᵀ` for one row count. `roles` says which projections (several for a group's arm).
+
+    An epilogue with an activation halves y: `[M, N/2]`, of the gated product of its first half of columns with its
+    second. With `prologue` (`silu`, `gelu_tanh`) x is `[M, 2K]`, and what is multiplied the gated product of its
+    halves. `dependent` asks for launches with `pdl`.
+    """
 
     roles: tuple[str, ...]
     weights: Mapping[str, Fields]
@@ -88,3 +94,5 @@ class Call:
     context: Context
     epilogue: Epilogue = Epilogue()
     scratch: Mapping[str, Tensor] = field(default_factory=dict)
+    prologue: str = ""
+    dependent: bool = False

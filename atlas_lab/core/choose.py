@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from atlas_lab.core.arm import Arm
-from atlas_lab.core.candidate import Candidate, Catalog
+from atlas_lab.core.candidate import Candidate
 from atlas_lab.core.context import Context, Pin
+from atlas_lab.core.invariance import Invariance
+from atlas_lab.core.orders import BUILT_IN, DEFAULTS, Offer, Orders
 from atlas_lab.core.projection import Projection, Site
-from atlas_lab.core.route import RouteError
+from atlas_lab.core.route import Passed, RouteError
 from atlas_lab.core.rows import Rows, pieces
 
-BUILT_IN = "built-in order"
-
 Pins = dict[str, list[tuple[Pin, int]]]
-Places = dict[str, tuple[int, str]]
-
-
-class Offer(NamedTuple):
-    """A candidate, by its number, for a projection: its place in the order (-1 for a pin), and what put it there."""
-
-    rank: int
-    origin: str
-    candidate: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +28,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """What was chosen at a site, the rows of a role that nothing serves, and each candidate's place in the order.
+    """What was chosen at a site, the rows of a role that nothing serves, each candidate's place in the order, what the
+    lever `row_invariant` has to say of each, and what it moved.
 
     It depends on the site's roles, on which candidates said yes and on the pins, on nothing else about the site.
     """
@@ -46,44 +37,54 @@ class Choices:
     chosen: tuple[Choice, ...]
     gaps: tuple[tuple[str, Rows], ...]
     places: tuple[tuple[int, str], ...]
+    notes: tuple[str, ...]
+    passed: tuple[Passed, ...]
 
 
 def choose(site: Site, context: Context, candidates: list[Candidate], pins: Pins, orders: Orders) -> Choices:
     """Raises RouteError for two pins that contradict each other, and for an arm that an order names and that raised."""
     cuts = [c.arm.rows for c in candidates] + [p.rows for p in context.preferences.pins if p.rows is not None]
     cuts += [o.rows for o in context.preferences.orders]
+    invariance = Invariance(context, candidates)
     chosen: list[Choice] = []
     gaps: list[Choice] = []
+    moved: list[Passed] = []
     for piece in pieces(context.rows, tuple(cuts)):
-        served, missing = _assign(site, piece, candidates, pins, orders)
+        offered = {p.role: _offers(p, piece, candidates, orders) for p in site.projections}
+        named = {o.candidate for offers in offered.values() for o in offers if o.origin not in DEFAULTS}
+        kept = {role: invariance.kept(role, piece, offers, named) for role, offers in offered.items()}
+        served, missing = _assign(site, piece, candidates, pins, kept)
+        if kept != offered:
+            before, _ = _assign(site, piece, candidates, pins, offered)
+            moved += _moved(before, served, candidates)
         chosen += served
         gaps += [Choice(piece, (role,), -1, "") for role in missing]
     places = tuple(orders.places(c.roles[0], c.arm.rows).get(c.arm.name, (-1, "")) for c in candidates)
-    return Choices(_merge(site, chosen), tuple((g.roles[0], g.rows) for g in _merge(site, gaps)), places)
+    notes = []
+    for i in range(len(candidates)):
+        notes.append(invariance.note(i, [c.rows for c in chosen if c.candidate == i and c.origin in DEFAULTS]))
+    missed = tuple((g.roles[0], g.rows) for g in _merge(site, gaps))
+    return Choices(_merge(site, chosen), missed, places, tuple(notes), _joined(moved))
 
 
-class Orders:
-    """The place of every arm that may run, by role and rows; each worked out once."""
+def _moved(before: list[Choice], after: list[Choice], candidates: list[Candidate]) -> list[Passed]:
+    """The roles that another arm serves."""
+    was = {role: candidates[c.candidate].arm.name for c in before for role in c.roles}
+    now = {role: candidates[c.candidate].arm.name for c in after for role in c.roles}
+    rows = after[0].rows
+    return [Passed(rows, role, was[role], arm) for role, arm in now.items() if was[role] != arm]
 
-    def __init__(self, context: Context, catalog: Catalog) -> None:
-        self._orders = context.preferences.orders
-        self._defaults = [e.arm.name for e in catalog if e.default]
-        self._known: dict[tuple[str, Rows], Places] = {}
 
-    def places(self, role: str, rows: Rows) -> Places:
-        """Place and origin by arm."""
-        found = self._known.get((role, rows))
-        if found is None:
-            origins: dict[str, str] = {}
-            for order in self._orders:
-                if order.matches(role, rows):
-                    for name in order.arms:
-                        origins.setdefault(name, order.origin)
-            for name in self._defaults:
-                origins.setdefault(name, BUILT_IN)
-            found = {name: (rank, origin) for rank, (name, origin) in enumerate(origins.items())}
-            self._known[role, rows] = found
-        return found
+def _joined(moved: list[Passed]) -> tuple[Passed, ...]:
+    """Neighbouring ranges with the same answer become one."""
+    out: list[Passed] = []
+    for p in sorted(moved, key=lambda p: (p.role, p.rows)):
+        last = out[-1] if out else None
+        if last and replace(last, rows=p.rows) == p and last.rows.last + 1 == p.rows.first:
+            out[-1] = replace(p, rows=Rows(last.rows.first, p.rows.last))
+        else:
+            out.append(p)
+    return tuple(out)
 
 
 def pins_of(p: Projection, context: Context, candidates: list[Candidate]) -> list[tuple[Pin, int]]:
@@ -125,10 +126,9 @@ def _pinned(p: Projection, piece: Rows, pins: list[tuple[Pin, int]], candidates:
 
 
 def _assign(
-    site: Site, piece: Rows, candidates: list[Candidate], pins: Pins, orders: Orders
+    site: Site, piece: Rows, candidates: list[Candidate], pins: Pins, offers: dict[str, list[Offer]]
 ) -> tuple[list[Choice], list[str]]:
     """What serves these rows, and the roles that nothing does."""
-    offers = {p.role: _offers(p, piece, candidates, orders) for p in site.projections}
     chosen = _held(site, piece, pins, candidates)
     for group in _groups(site, offers, candidates):
         roles = candidates[group.candidate].roles

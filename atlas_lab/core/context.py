@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from atlas_lab.core.levers import Levers
 from atlas_lab.core.rows import Rows
 from atlas_lab.core.target import Target
+from atlas_lab.core.tuning import Table
 
 SERVED = (Rows(1, 16384),)
 
@@ -88,7 +89,7 @@ class Preferences:
 @dataclass(frozen=True)
 class Context:
     """What `resolve` decides from. `rows` is what will be served: a copy that only other row counts need is dead.
-    `memory_budget` and `reserve` are bytes; `tuned` is the digest of the target's tuned table ("" without one)."""
+    `memory_budget` and `reserve` are bytes; `table` is the target's tuned table."""
 
     target: Target
     dims: ModelDims
@@ -101,7 +102,7 @@ class Context:
     memory_budget: int = 0
     reserve: int = 0
     tensor_parallel: tuple[int, int] = (0, 1)
-    tuned: str = ""
+    table: Table = Table()
 
     def __post_init__(self) -> None:
         if not self.rows:

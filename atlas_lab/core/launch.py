@@ -10,7 +10,7 @@ from typing import Any
 from atlas_lab.core.call import Operand
 from atlas_lab.core.target import PIPES
 from atlas_lab.core.tensor import Tensor, TensorMap
-from atlas_lab.kernels.lang import Kernel, Scalar
+from atlas_lab.kernels.lang import Kernel, Scalar, grid_wait
 from atlas_lab.kernels.lang.types import FloatScalar
 
 Dims = int | tuple[int, ...]
@@ -42,8 +42,9 @@ class Launch:
     """One kernel launch: `grid` in blocks, `block` in threads, `shared` dynamic bytes, `args` in parameter order.
 
     An `Operand` among the arguments stands for its values. `pipe` is the math unit that does the work (`fma`,
-    `mma_bf16`, …) and `flops` how much, for the roofline. Raises LaunchError where counts, dtypes or kinds do not
-    fit the kernel's annotations.
+    `mma_bf16`, …) and `flops` how much, for the roofline. `pdl` lets it start before the launch before it in the
+    stream is over, which is that of another program for the first of one; its kernel must wait (`grid_wait`). Raises
+    LaunchError where counts, dtypes or kinds do not fit the kernel's annotations.
     """
 
     kernel: Kernel
@@ -84,6 +85,8 @@ class Launch:
             raise LaunchError(f"launch of {name}: found {self.shared} bytes of shared memory, expected 0 or more")
         if self.pipe not in PIPES:
             raise LaunchError(f"launch of {name}: found pipe {self.pipe!r}, expected one of {', '.join(PIPES)}")
+        if self.pdl and grid_wait not in self.kernel.ops:
+            raise LaunchError(f"launch of {name}: a dependent launch of a kernel without grid_wait would race")
         bounds = self.kernel.launch_bounds
         most = bounds[0] if isinstance(bounds, tuple) else bounds
         if most is not None and self.threads > most:
@@ -140,6 +143,13 @@ class Program:
     @property
     def buffers(self) -> Iterator[Tensor]:
         yield from (*self.inputs, *self.outputs, *self.persistent, *self.temporaries)
+
+    def lifetime(self, t: Tensor) -> tuple[int, int]:
+        """The first and the last launch that names the buffer of `t`; raises LaunchError where none does."""
+        named = [i for i, x in enumerate(self.launches) if any(t.name == u.name for u in (*x.reads, *x.writes))]
+        if not named:
+            raise LaunchError(f"program {self.name}: no launch names {t}")
+        return named[0], named[-1]
 
     @property
     def flops(self) -> int:

@@ -20,14 +20,21 @@ class LeverError(ValueError):
 
 @dataclass(frozen=True)
 class Levers:
-    """Levers never choose an arm; they tune what several arms share.
+    """Levers never choose an arm by its name; they tune what several arms share.
 
     stream_weights: weight loads bypass L1 and are marked for early eviction from L2.
     graph: on a GPU, programs run as captured CUDA graphs.
+    row_invariant: keeps decode and every verification width (M up to 16) in one reduction class, where one serves them.
+    gated: where a feed-forward block computes activation(gate)·up: in the epilogue of gate and up, in a launch of its
+        own, or in down's input.
+    pdl: launches of a block start before those before them are over, where the target can (sm_90).
     """
 
     stream_weights: bool = False
     graph: bool = True
+    row_invariant: bool = True
+    gated: str = "epilogue"
+    pdl: bool = False
     origins: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def origin(self, name: str) -> str:
@@ -45,6 +52,7 @@ class Levers:
 
 _TYPES: dict[str, type] = {f.name: type(f.default) for f in fields(Levers) if f.name != "origins"}
 NAMES = tuple(_TYPES)
+CHOICES = {"gated": ("epilogue", "launch", "input")}
 
 
 def nearest(name: str, known: Any) -> str:
@@ -65,7 +73,18 @@ def parse(name: str, value: Any) -> Any:
         if text in ("1", "true", "on"):
             return True
         raise LeverError(f"lever {name}: found {value!r}, expected 0, false, off, 1, true or on")
+    if name in CHOICES:
+        text = str(value).strip().lower()
+        if text in CHOICES[name]:
+            return text
+        *most, last = CHOICES[name]
+        raise LeverError(f"lever {name}: found {value!r}, expected {', '.join(most)} or {last}")
     raise LeverError(f"lever {name}: kind {kind.__name__} has no spelling")  # pragma: no cover
+
+
+def others(name: str, value: Any) -> tuple[Any, ...]:
+    """Every value that a lever may have besides `value`."""
+    return tuple(v for v in CHOICES.get(name, (False, True)) if v != value)
 
 
 def _variable(variable: str, value: str) -> Any:

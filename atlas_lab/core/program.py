@@ -49,9 +49,13 @@ def _launches(arm: Arm, call: Call) -> tuple[Launch, ...]:
     for x in launches:
         if not isinstance(x, Launch):
             raise PlanError(f"{call.y.data.name}: lower of arm {arm.name} returned {made!r}, expected a list of Launch")
+        label = f"{call.y.data.name}: arm {arm.name}"
         if x.kernel not in arm.kernels:
-            label = f"{call.y.data.name}: arm {arm.name}"
-            raise PlanError(f"{label} launches {x.kernel.spec}, which its `kernels` do not list")
+            if x.kernel not in arm.optional_kernels:
+                raise PlanError(f"{label} launches {x.kernel.spec}, which its `kernels` do not list")
+            if not call.context.target.meets(x.kernel.needs):
+                target = call.context.target.name
+                raise PlanError(f"{label} launches {x.kernel.spec}, which needs {x.kernel.needs}, found {target}")
     return launches
 
 
@@ -66,8 +70,9 @@ def _scratch(arm: Arm, call: Call) -> dict[str, Tensor]:
 def program_of(arm: Arm, call: Call) -> Program:
     """The program of one call.
 
-    Raises PlanError where the arm serves other row counts, reads activations in another format than the call's,
-    does not fuse a part of the epilogue that is asked for, or lowers to something else than launches of its kernels.
+    Raises PlanError where the arm serves other row counts, reads activations in another format than the call's, does
+    not fuse a prologue or a part of the epilogue that is asked for, has no dependent launches where they are, or lowers
+    to something else than launches of its kernels.
     """
     if call.m not in arm.rows:
         raise PlanError(f"{call.x.data.name}: arm {arm.name} serves M {arm.rows}, found M={call.m}")
@@ -76,6 +81,11 @@ def program_of(arm: Arm, call: Call) -> Program:
     for part in call.epilogue.parts:
         if part not in arm.epilogues:
             raise PlanError(f"{call.y.data.name}: arm {arm.name} does not fuse {part}, expected {list(arm.epilogues)}")
+    if call.prologue and call.prologue not in arm.prologues:
+        said = f"arm {arm.name} does not fuse {call.prologue} into its input"
+        raise PlanError(f"{call.x.data.name}: {said}, expected {list(arm.prologues)}")
+    if call.dependent and not arm.dependent:
+        raise PlanError(f"{call.y.data.name}: arm {arm.name} has no dependent launches")
     scratch = _scratch(arm, call)
     call = replace(call, scratch=scratch)
     weights = dict.fromkeys(t for fields in call.weights.values() for t in fields.values())

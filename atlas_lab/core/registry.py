@@ -274,6 +274,9 @@ def validate(arm: Arm) -> None:
     expect("accuracy", arm.accuracy is None or isinstance(arm.accuracy, Accuracy), "Accuracy(...) or None")
     declared = arm.reduction_class
     expect("reduction_class", declared is None or isinstance(declared, ReductionClass), "ReductionClass(...) or None")
-    expect("epilogues", all_are("epilogues", str), "a tuple of names")
-    for method in ("eligible", "finalize", "lower", "scratch"):
+    for name in ("epilogues", "prologues"):
+        expect(name, all_are(name, str), "a tuple of names")
+    expect("optional_kernels", all_are("optional_kernels", Kernel), "a tuple of kernels")
+    expect("dependent", isinstance(arm.dependent, bool), "True or False")
+    for method in ("eligible", "finalize", "lower", "scratch", "settings"):
         expect(method, callable(getattr(arm, method, None)), "a method")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from atlas_lab.core.candidate import Candidate, Catalog, Entry, consider, subjects_of, unmet_needs
-from atlas_lab.core.choose import BUILT_IN, Choices, Orders, choose, pins_of
+from atlas_lab.core.choose import Choices, choose, pins_of
 from atlas_lab.core.context import Context
 from atlas_lab.core.levers import nearest
+from atlas_lab.core.orders import BUILT_IN, Orders
 from atlas_lab.core.projection import Site
 from atlas_lab.core.route import Assignment, Considered, Gap, GapError, Route, RouteError
 from atlas_lab.core.rows import PHASES, Rows
@@ -21,10 +22,11 @@ def resolve(site: Site, context: Context, catalog: Catalog) -> Route:
     """The route of `site`.
 
     Precedence for each projection and M: a pin, most specific first; the orders of `context.preferences` as they
-    come; the catalog's own order over arms that may run unnamed. A group's arm wins where it stands before the best
-    arm of every member. Raises RouteError for a pin to an unknown or ineligible arm, a pin that serves no M, two
-    equally specific pins and an arm whose predicate raised and that something names; GapError, a RouteError with the
-    rest of the route, for an M that no arm serves.
+    come; the catalog's own order over arms that may run unnamed, some of which the lever `row_invariant` passes over
+    for M up to 16 (see `invariance`). A group's arm wins where it stands before the best arm of every member. Raises
+    RouteError for a pin to an unknown or ineligible arm, a pin that serves no M, two equally specific pins and an arm
+    whose predicate raised and that something names; GapError, a RouteError with the rest of the route, for an M that
+    no arm serves.
     """
     return resolve_all((site,), context, catalog)[0]
 
@@ -54,7 +56,7 @@ class _Resolver:
     def __init__(self, context: Context, catalog: Catalog) -> None:
         self.context, self.catalog = context, catalog
         _known(context, sorted(e.arm.name for e in catalog))
-        self.stamp = repr((context.target, context.levers.items(), context.tuned, context.rows))
+        self.stamp = repr((context.target, context.levers.items(), context.table.digest, context.rows))
         self.orders = Orders(context, catalog)
         self.unmet = [unmet_needs(e.arm, context.target) for e in catalog]
         self.subjects: dict[tuple[str, ...], list[tuple[tuple[int, ...], ...]]] = {}
@@ -81,14 +83,14 @@ class _Resolver:
             for c in made.chosen
         )
         considered = tuple(
-            Considered(c.arm.name, c.roles, c.verdict, c.arm.rows, *place, c.declarations)
-            for c, place in zip(candidates, made.places, strict=True)
+            Considered(c.arm.name, c.roles, c.verdict, c.arm.rows, *place, c.declarations, note)
+            for c, place, note in zip(candidates, made.places, made.notes, strict=True)
         )
         missing = tuple(
             Gap(site.layer, role, rows, site[role].weight.format, _reason(role, rows, considered, site))
             for role, rows in made.gaps
         )
-        return Route(site, assignments, considered, self.stamp), missing
+        return Route(site, assignments, considered, self.stamp, made.passed), missing
 
     def _candidates(self, site: Site) -> list[Candidate]:
         if site.roles not in self.subjects:

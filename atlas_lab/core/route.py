@@ -43,8 +43,8 @@ class Gap:
 @dataclass(frozen=True)
 class Considered:
     """One arm's verdict on one projection (or group): `roles` it would serve, `rank` its place in the order,
-    `origin` what put it there ("" for arms that nothing named and that run only where something does), and
-    `declarations` what it would read and build."""
+    `origin` what put it there ("" for arms that nothing named and that run only where something does),
+    `declarations` what it would read and build, and `note` what the lever `row_invariant` did with it."""
 
     arm: str
     roles: tuple[str, ...]
@@ -53,6 +53,17 @@ class Considered:
     rank: int
     origin: str
     declarations: tuple[Declaration, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Rows of a role that arm `by` serves because the lever `row_invariant` is on; `arm` would come first."""
+
+    rows: Rows
+    role: str
+    arm: str
+    by: str
 
 
 @dataclass(frozen=True)
@@ -69,12 +80,14 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Route:
-    """Serialisable: `to_json`. `hash` covers arms, versions, declarations, levers, target and tuned table."""
+    """Serialisable: `to_json`. `hash` covers arms, versions, declarations, levers, target and tuned table. `passed` is
+    what the lever `row_invariant` moved."""
 
     site: Site
     assignments: tuple[Assignment, ...]
     considered: tuple[Considered, ...]
     stamp: str
+    passed: tuple[Passed, ...] = ()
 
     def at(self, role: str, m: int) -> Assignment:
         """What serves `role` for `m` rows; raises RouteError if nothing does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MOST = 1 << 30
@@ -58,3 +59,18 @@ def pieces(served: tuple[Rows, ...], cuts: tuple[Rows, ...]) -> tuple[Rows, ...]
                 first = s
         out.append(Rows(first, r.last))
     return tuple(out)
+
+
+def merged(ranges: Iterable[Rows]) -> tuple[Rows, ...]:
+    """The union of `ranges`, ascending, with those that touch or overlap joined."""
+    out: list[Rows] = []
+    for r in sorted(ranges):
+        if out and r.first <= out[-1].last + 1:
+            out[-1] = Rows(out[-1].first, max(out[-1].last, r.last))
+        else:
+            out.append(r)
+    return tuple(out)
+
+
+def covers(outer: Rows, inner: Rows) -> bool:
+    return outer.first <= inner.first and inner.last <= outer.last

@@ -9,7 +9,7 @@ from atlas_lab.core.arm import Arm, projections_of
 from atlas_lab.core.context import Context, ModelDims, Order, Pin, Preferences
 from atlas_lab.core.declare import Bind
 from atlas_lab.core.launch import Launch
-from atlas_lab.core.numbers import Accuracy, Rounded
+from atlas_lab.core.numbers import Accuracy, ReductionClass, Rounded
 from atlas_lab.core.projection import Projection, Site, WeightSource
 from atlas_lab.core.resolve import Entry
 from atlas_lab.core.rows import Rows, rows_from
@@ -66,9 +66,11 @@ class Fake(Arm):
         verdict: Verdict | Callable[[Any, Context], Any] = yes(),
         finalize: Callable[[Any, Context], Any] | None = None,
         kernels: Sequence[L.Kernel] = (nothing,),
+        reduces: str = "",
     ) -> None:
         self.name, self.roles, self.rows, self.source, self.kernels = name, tuple(roles), rows, source, tuple(kernels)
         self.accuracy = Accuracy(30) if lossy else None
+        self.reduction_class = ReductionClass("fma.f32", reduces) if reduces else None
         self._verdict, self._finalize = verdict, finalize
 
     def eligible(self, p: Any, ctx: Context) -> Any:

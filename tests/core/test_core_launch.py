@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from core_fakes import Fake, catalog, context, nothing, projection, site
+from core_fakes import A100, H200, Fake, catalog, context, nothing, projection, site
 
+from atlas_lab.core.arm import kernels_of
 from atlas_lab.core.call import Epilogue, Fields, Operand, weights_of
 from atlas_lab.core.declare import Bind
 from atlas_lab.core.launch import Launch, LaunchError, Program
@@ -22,6 +24,11 @@ W, X, Y = Tensor("bf16", (8, 4), "w"), Tensor("bf16", (1, 4), "x"), Tensor("bf16
 @L.kernel(launch_bounds=(64, 2))
 def scaled(w: L.In[L.bf16], both: L.InOut[L.f32], y: L.Out[L.bf16], n: L.i32, s: L.f32, u: L.u32):
     pass
+
+
+@L.kernel
+def waiting(x: L.In[L.bf16], y: L.Out[L.bf16]):
+    L.grid_wait()
 
 
 F = Tensor("f32", (8,), "f")
@@ -54,6 +61,7 @@ BAD = {
     "four extents": ({"grid": (1, 1, 1, 1)}, "found 4 extents, expected one to three"),
     "too many threads": ({"block": (64, 2)}, "found 128 threads a block, its launch bounds allow 64"),
     "negative shared memory": ({"shared": -1}, "found -1 bytes of shared memory, expected 0 or more"),
+    "dependent without a wait": ({"pdl": True}, "a dependent launch of a kernel without grid_wait would race"),
     "no such pipe": (
         {"pipe": "mma_fp8"},
         "found pipe 'mma_fp8', expected one of fma, mma_bf16, mma_f16, mma_e4m3, mma_s8",
@@ -91,6 +99,10 @@ def test_from_a_route_to_a_program() -> None:
         program_of(arm, projection_call(s.projections, a, 5, ctx))
     with pytest.raises(PlanError, match="arm pair does not fuse activation, expected"):
         program_of(arm, projection_call(s.projections, a, 1, ctx, Epilogue(activation="silu")))
+    with pytest.raises(PlanError, match=r"arm pair does not fuse silu into its input, expected \[\]"):
+        program_of(arm, replace(call, prologue="silu"))
+    with pytest.raises(PlanError, match="arm pair has no dependent launches"):
+        program_of(arm, replace(call, dependent=True))
     arm.activation = "fp8"
     with pytest.raises(PlanError, match="arm pair reads fp8, found bf16"):
         program_of(arm, call)
@@ -144,6 +156,36 @@ def test_a_kernel_the_arm_does_not_list_is_refused() -> None:
     call = projection_call(s.projections, resolve(s, ctx, catalog(arm)).at("ffn.up", 1), 1, ctx)
     with pytest.raises(PlanError, match=r"arm hides launches scaled.*, which its `kernels` do not list"):
         program_of(arm, call)
+
+
+def test_an_optional_kernel_is_launched_only_where_the_target_has_what_it_needs() -> None:
+    class Waits(Fake):
+        optional_kernels = (waiting,)
+
+        def lower(self, call: Any) -> Any:
+            return [Launch(waiting, 1, 32, (call.x, call.y))]
+
+    s, arm = site("ffn.up"), Waits("waits")
+    assert kernels_of(arm) == (nothing, waiting)
+    for target in (H200, A100):
+        ctx = context(rows(1), target=target)
+        call = projection_call(s.projections, resolve(s, ctx, catalog(arm)).at("ffn.up", 1), 1, ctx)
+        if target is H200:
+            assert [x.kernel for x in program_of(arm, call).launches] == [waiting]
+        else:
+            with pytest.raises(
+                PlanError, match=r"arm waits launches waiting.*, which needs sm_90 or later, found a100"
+            ):
+                program_of(arm, call)
+
+
+def test_the_lifetime_of_a_buffer() -> None:
+    a, b = (Tensor("bf16", (8,), name) for name in "ab")
+    launches = tuple(Launch(waiting, 1, 32, args) for args in ((X, a), (a, b), (a, Y)))
+    program = Program("p", launches, (X,), (Y,), temporaries=(a, b))
+    assert [program.lifetime(t) for t in (X, a, b, Y)] == [(0, 0), (0, 2), (1, 1), (2, 2)]
+    with pytest.raises(LaunchError, match="program p: no launch names w: f32"):
+        program.lifetime(F.named("w"))
 
 
 def test_fields_and_weights() -> None:

@@ -94,6 +94,12 @@ BROKEN = {
     "accuracy is a number": ("One.accuracy = 38\n" + HOOK, "TypeError: arm bad: accuracy is 38, expected"),
     "activation is missing": ("One.activation = None\n" + HOOK, "TypeError: arm bad: activation is None, expected"),
     "reduction class is text": ("One.reduction_class = 'x'\n" + HOOK, "TypeError: arm bad: reduction_class is 'x',"),
+    "prologues is text": ("One.prologues = 'silu'\n" + HOOK, "TypeError: arm bad: prologues is 'silu', expected a tup"),
+    "optional kernels are functions": (
+        "One.optional_kernels = (k.function,)\n" + HOOK,
+        "TypeError: arm bad: optional_kernels is (<function k",
+    ),
+    "dependent is a number": ("One.dependent = 1\n" + HOOK, "TypeError: arm bad: dependent is 1, expected True or"),
     "lower is missing": ("One.lower = None\n" + HOOK, "TypeError: arm bad: lower is None, expected a method"),
     "taken name": (HOOK.replace("One()", "One(), One()"), "ValueError: atlas_arms: the name 'bad' is taken by bad"),
     "unknown hook": ("@hookimpl\ndef atlas_armz(): return []\n", "PluginValidationError: unknown hook 'atlas_armz' in"),

@@ -24,6 +24,7 @@ from atlas_lab.core.route import Route
 from atlas_lab.core.rows import rows
 from atlas_lab.core.target import parse_target
 from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tuning import Choice, Table, setting
 
 
 def derives(parameters: dict[str, Any]) -> Any:
@@ -59,7 +60,7 @@ def world(flip: bool = False) -> tuple[Site, Context, list[Entry]]:
         pins=[Pin("ffn.down", "any")],
         orders=[Order("ffn.*", rows(1), ("derived",), "base")],
         levers=Levers().with_values(values, "yaml"),
-        tuned="digest",
+        table=Table.of([Choice("any", 32, 64, setting(warps=4))]),
     )
     return site("ffn.gate", "ffn.up", "ffn.down"), ctx, arms
 
@@ -85,7 +86,7 @@ def test_what_the_hash_covers() -> None:
         "versions": resolve(s, ctx, newer),
         "levers": resolve(s, other_levers, arms),
         "target": resolve(s, slower, arms),
-        "tuned table": resolve(s, dataclasses.replace(ctx, tuned="other"), arms),
+        "tuned table": resolve(s, dataclasses.replace(ctx, table=Table()), arms),
         "declarations": resolve(wider, ctx, arms),
         "arms": resolve(s, dataclasses.replace(ctx, preferences=type(ctx.preferences)()), arms),
         "rows": resolve(s, dataclasses.replace(ctx, rows=(rows(1, 32),)), arms),
