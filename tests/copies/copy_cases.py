@@ -40,7 +40,10 @@ class Files:
 
     def _random(self, p: Projection, field: str, t: Tensor) -> np.ndarray:
         if t.dtype == "u8":
-            return self.rng.integers(0, 256, t.shape, np.uint8)
+            bits = self.rng.integers(0, 256, t.shape, np.uint8)
+            if p.weight.family == "q2_0":  # d of each block is finite
+                bits.reshape(p.n * p.k // p.weight.geometry.cols, -1)[:, 1] &= 0xFB
+            return bits
         if t.dtype == "e4m3":
             top = 0x7F if field == "scale" else 256
             codes = self.rng.integers(0, top, t.shape, np.uint8)
@@ -67,7 +70,9 @@ def _both(name: str, make: Any, shapes: Sequence[tuple[int, int]]) -> list[Kind]
 
 KINDS = [
     *_both("transposed", copies.transposed_nvfp4, [(64, 128), (65, 48), (36, 272), (1, 16)]),
-    *_both("repacked", copies.repacked_nvfp4, [(16, 64), (48, 192)]),
+    *_both("repacked", copies.repacked_nvfp4, [(16, 128), (40, 384)]),
+    Kind("repacked-q2_0_g64", "q2_0_g64", copies.repacked_q2_0, [(5, 128), (16, 256), (40, 384)]),
+    Kind("repacked-q2_0_g128", "q2_0_g128", copies.repacked_q2_0, [(5, 128), (16, 256), (40, 384)]),
     *_both("block_nvfp4", copies.block_nvfp4, [(1, 64), (5, 192), (40, 256)]),
     *_both("int8", copies.int8_32, [(1, 32), (9, 96), (16, 256)]),
     Kind("fp8", "fp8", copies.transposed_fp8, [(64, 64), (70, 90), (130, 144)]),

@@ -27,7 +27,7 @@ from atlas_lab.simt import Uninitialised
 
 MIXES: dict[str, tuple[list[Site], list[tuple[Any, list[str]]]]] = {
     "nvfp4": (
-        [site(i, roles, 16, 64, "nvfp4") for i in (0, 1) for roles in (FFN, ("ffn.down",))],
+        [site(i, roles, 16, 128, "nvfp4") for i in (0, 1) for roles in (FFN, ("ffn.down",))],
         [(rows(1, 16), ["lanes"]), (BATCH, ["fused", "int8"])],
     ),
     "mixed": (
@@ -220,7 +220,7 @@ def test_what_a_plan_built_is_not_built_again_and_what_is_there_is_not_uploaded_
         assert made["weight"] is loaded[copies.repacked_nvfp4(p).tensors["weight"].name]
         assert loaded.rows() == rows_before
         loaded.derived(copies.transposed_nvfp4(p))
-        assert loaded.ledger.held == plan.steady + 16 * 32 + 2 * 256
+        assert loaded.ledger.held == plan.steady + 16 * 64 + 2 * 256
     inplace, files = loadable("mixed")
     q = MIXES["mixed"][0][1].projections[0]
     with execute(inplace, files.read, no_check, device, builds="device") as loaded:

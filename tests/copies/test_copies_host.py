@@ -10,6 +10,7 @@ import pytest
 from copy_cases import HOST_KINDS, KINDS, Files, Kind, projection
 
 from atlas_lab.arms import copies
+from atlas_lab.arms.copies.repacked import pack, unpack
 from atlas_lab.arms.copies.shapes import CopyError
 from atlas_lab.core.declare import Derived
 from atlas_lab.core.numbers import snr_db
@@ -56,21 +57,38 @@ def test_transposed_codes_keep_two_columns_in_a_byte() -> None:
 
 def test_a_lane_s_words_are_its_operand_of_the_product() -> None:
     """The registers a lane gets from word j are operand A of a product whose K axis is permuted as documented."""
-    p = projection("ffn.up", 32, 128, "nvfp4")
+    p = projection("ffn.up", 32, 256, "nvfp4")
     files = Files(p)
     t, codes = built(copies.repacked_nvfp4(p), files), e2m1.decode(files.of(p)["weight"])
-    for tile, span, lane in ((0, 0, 0), (1, 1, 31), (0, 1, 6), (1, 0, 17)):
-        words = t["weight"][tile, span, lane].view(np.uint32)
-        row, group = 16 * tile + lane // 4, 64 * span + 16 * (lane % 4)
+    for tile, unit, block, lane in ((0, 0, 0, 0), (1, 1, 1, 31), (0, 1, 0, 6), (1, 0, 1, 17)):
+        raw = t["weight"][tile, unit]
+        words = raw[512 * block + 16 * lane :][:16].view(np.uint32)
+        row, group = 16 * tile + lane // 4, 128 * unit + 64 * block + 16 * (lane % 4)
+        registers = [r for j in range(2) for r in L.e2m1x16_small(int(words[2 * j]), int(words[2 * j + 1]))]
         for j in range(4):
-            a0, a1, a2, a3 = L.e2m1x8_bf16x2(int(words[j]))
             c = group + 4 * j
             expected = [codes[r, k : k + 2] for k in (c, c + 2) for r in (row, row + 8)]
-            for register, pair in zip((a0, a1, a2, a3), expected, strict=True):
-                assert [BF16[register & 0xFFFF], BF16[register >> 16]] == list(pair)
-        scales = files.of(p)["scale"]
-        own = [scales[r, group // 16] for r in (row, row + 8)]
-        assert t["scale"][tile, span, lane].tobytes() == np.array(own).tobytes()
+            for register, pair in zip(registers[4 * j : 4 * j + 4], expected, strict=True):
+                found = [np.float64(BF16[register & 0xFFFF]), np.float64(BF16[register >> 16])]
+                assert [v * 2.0**126 for v in found] == list(pair)
+        own = raw[1024 + 4 * lane + 2 * block :][:2].astype(int)
+        values = [(1 + (b & 7) / 8) * 2.0 ** ((b >> 3) - 10) for b in own]
+        assert values == [float(files.of(p)["scale"][r, group // 16]) for r in (row, row + 8)]
+
+
+def test_repacking_keeps_every_scale_and_makes_codes_under_a_scale_of_zero_zero() -> None:
+    p = projection("ffn.up", 16, 128, "nvfp4")
+    files = Files(p)
+    stored = files.of(p)
+    for first in (0, 64):
+        scale = np.arange(first, first + 128, dtype=np.uint8).reshape(16, 8)
+        scale[scale > 0x7E] = 0
+        t = {**stored, "scale": scale.view(stored["scale"].dtype)}
+        back = unpack(pack(t), 16)
+        assert (get("nvfp4").dequantize(back) == get("nvfp4").dequantize(t)).all()
+        known = np.repeat(scale, 8, axis=1) != 0
+        assert (back["weight"][known] == t["weight"][known]).all()
+        assert not back["weight"][~known].any()
 
 
 def test_int8_by_hand() -> None:
@@ -99,7 +117,7 @@ def test_q4_k_goes_through_bf16_unless_told_otherwise() -> None:
 
 
 def test_both_conventions_have_keys_of_their_own() -> None:
-    direct, divided = (projection("ffn.up", 16, 64, f) for f in ("nvfp4", "nvfp4_ct"))
+    direct, divided = (projection("ffn.up", 16, 128, f) for f in ("nvfp4", "nvfp4_ct"))
     for make in (copies.transposed_nvfp4, copies.repacked_nvfp4, copies.block_nvfp4):
         assert make(divided).key == make(direct).key + "_reciprocal"
         assert make(direct) == make(direct)
@@ -107,8 +125,9 @@ def test_both_conventions_have_keys_of_their_own() -> None:
 
 REFUSED = [
     (copies.can_transpose_nvfp4, ("bf16", 16, 64), "found bf16, none"),
-    (copies.can_repack, ("nvfp4", 24, 64), "N must be a multiple of 16 (found 24"),
-    (copies.can_repack, ("nvfp4", 16, 96), "K must be a multiple of 64 (found 96"),
+    (copies.can_repack, ("nvfp4", 16, 192), "K must be a multiple of 128 (found 192"),
+    (copies.can_repack_q2_0, ("q2_0_g64", 16, 192), "K must be a multiple of 128 (found 192"),
+    (copies.can_repack_q2_0, ("nvfp4", 16, 128), "made of Q2_0 (found nvfp4, expected q2_0_g64 or q2_0_g128"),
     (copies.can_block_nvfp4, ("nvfp4", 16, 96), "K must be a multiple of 64 (found 96"),
     (copies.can_int8, ("bf16", 4, 40), "K must be a multiple of 32 (found 40"),
     (copies.can_q4_k, ("bf16", 4, 128), "K must be a multiple of 256 (found 128"),
@@ -195,9 +214,9 @@ def test_a_part_is_a_view_and_nothing_else() -> None:
 
 
 def test_a_build_whose_source_changed_is_named() -> None:
-    p = projection("ffn.up", 16, 64, "nvfp4")
+    p = projection("ffn.up", 16, 128, "nvfp4")
     files = Files(p)
     name = p.weight["weight"].name
     files.arrays[name] = files.arrays[name][:8]
-    with pytest.raises(LoadError, match=r"tensor '.*weight' was read as uint8\[8, 32\], expected uint8\[16, 32\]"):
+    with pytest.raises(LoadError, match=r"tensor '.*weight' was read as uint8\[8, 64\], expected uint8\[16, 64\]"):
         build(copies.repacked_nvfp4(p), "test", files.read)

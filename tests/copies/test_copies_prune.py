@@ -26,7 +26,7 @@ from atlas_lab.runtime.device import open_device
 from atlas_lab.runtime.load import execute
 
 FORMATS = ("nvfp4", "nvfp4_ct", "fp8", "fp8_tensor", "bf16")
-SHAPES = ((128, 256), (48, 64), (16, 32))
+SHAPES = ((128, 256), (48, 128), (16, 32))
 
 
 @dataclass
@@ -182,7 +182,8 @@ def test_the_ledger_is_the_forecast_and_every_byte_is_right(world: World, seed: 
 
 
 def test_memory_and_bits_are_the_same_wherever_things_are_built() -> None:
-    sites = [site(0, FFN, 128, 64, "nvfp4"), site(0, ("ffn.down",), 32, 64, "nvfp4"), site(1, QKV, 16, 64, "nvfp4_ct")]
+    kinds = [(0, FFN, 128, "nvfp4"), (0, ("ffn.down",), 32, "nvfp4"), (1, QKV, 16, "nvfp4_ct")]
+    sites = [site(layer, roles, n, 128, fmt) for layer, roles, n, fmt in kinds]
     ctx = context(rows(1, 64), orders=[(rows_from(2), ["fused", "mmq"]), (rows(1), ["lanes"])])
     plan = load_plan([resolve(s, ctx, catalog()) for s in sites])
     files = Files(*(p for s in sites for p in s.projections))

@@ -108,7 +108,7 @@ def test_whoever_reads_a_view_keeps_its_parent() -> None:
 
 def test_builds_come_before_frees_and_all_of_a_layer_before_the_next() -> None:
     ctx = context(rows(1, 64), orders=[(BATCH, ["mmq"]), (rows(1, 16), ["lanes"])])
-    sites = [site(i, ("ffn.down",), 16, 64, "nvfp4") for i in (1, 0)]
+    sites = [site(i, ("ffn.down",), 16, 128, "nvfp4") for i in (1, 0)]
     plan = load_plan([resolve(s, ctx, catalog()) for s in sites])
     steps = [s for s in plan.steps if isinstance(s, Build | Free)]
     owners = [s.owner if isinstance(s, Build) else s.buffer for s in steps]

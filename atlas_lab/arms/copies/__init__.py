@@ -10,6 +10,7 @@ from __future__ import annotations
 from atlas_lab.arms.copies.fused import can_fuse, fused, part, segments
 from atlas_lab.arms.copies.ggml import block_nvfp4, can_block_nvfp4, can_q4_k, q4_k
 from atlas_lab.arms.copies.int8 import can_int8, int8_32
+from atlas_lab.arms.copies.lanes_q2_0 import can_repack_q2_0, repacked_q2_0
 from atlas_lab.arms.copies.repacked import can_repack, repacked_nvfp4
 from atlas_lab.arms.copies.transposed import can_transpose_fp8, can_transpose_nvfp4, transposed_fp8, transposed_nvfp4
 
@@ -20,6 +21,7 @@ __all__ = [
     "can_int8",
     "can_q4_k",
     "can_repack",
+    "can_repack_q2_0",
     "can_transpose_fp8",
     "can_transpose_nvfp4",
     "fused",
@@ -27,6 +29,7 @@ __all__ = [
     "part",
     "q4_k",
     "repacked_nvfp4",
+    "repacked_q2_0",
     "segments",
     "transposed_fp8",
     "transposed_nvfp4",

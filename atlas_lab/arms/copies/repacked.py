@@ -1,7 +1,8 @@
-"""NVFP4 in the order in which the lanes of a warp multiply it: one 16-byte load a lane, no shuffle afterwards."""
+"""NVFP4 in the order in which the lanes of a warp multiply it: loads of 16 bytes a lane, no shuffle afterwards."""
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from atlas_lab.arms.copies.launches import copied
@@ -13,37 +14,38 @@ from atlas_lab.core.projection import Projection
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.formats import get
+from atlas_lab.kernels.lang.lanes import MOVES
 from atlas_lab.kernels.quantize import repack
 
-ROWS, SPAN = repack.ROWS, repack.SPAN
+ROWS, SPAN, UNIT = repack.ROWS, repack.SPAN, repack.UNIT
+# Scale bytes of the copy by e4m3 code: 2^(e - 10) times 1.m in 5 and 3 bits, subnormals normalised, 0 as the smallest.
+_RECODED = np.array([8, 8, 16, 20, 24, 26, 28, 30, *range(32, 152)], np.uint8)
+_STORED = np.zeros(256, np.uint8)
+_STORED[_RECODED[1:]] = np.arange(1, 128)
 
 
 def can_repack(p: Projection) -> Verdict:
-    """NVFP4 of either convention, N a multiple of 16 and K of 64."""
-    return two_level(p, n_multiple=ROWS, k_multiple=SPAN)
+    """NVFP4 of either convention, K a multiple of 128."""
+    return two_level(p, k_multiple=SPAN)
 
 
 def repacked_nvfp4(p: Projection) -> Derived:
-    """`weight` u8 `[N/16, K/64, 32, 16]`, `scale` e4m3 `[N/16, K/64, 32, 2]`, `global_scale` as stored. Key
-    `nvfp4_lanes`. Raises CopyError.
+    """`weight` u8 `[ceil(N/16), K/128, 1152]`, `global_scale` as stored. Key `nvfp4_lanes`. Raises CopyError.
 
-    A tile is 16 rows by 64 columns, 512 bytes. Lane l of a warp owns rows l/4 and l/4 + 8, and the 16 columns number
-    l%4. Word j of its 16 bytes is, byte by byte: columns 4j, 4j + 1 of the first row; of the second; columns 4j + 2,
-    4j + 3 of the first; of the second (the lower column in the low nibble). So `e2m1x8_bf16x2` of word j is the
-    operand A (four registers) of the j-th `mma.m16n8k16`, with K permuted inside the tile: step j's columns 2t, 2t + 1,
-    2t + 8, 2t + 9 of lane group t are the tile's columns 16t + 4j to 16t + 4j + 3. `scale` has the lane's two.
+    A unit of 1152 bytes is 16 rows by 128 columns as `repack_nvfp4` describes it: 16 bytes a lane of codes, twice, and
+    4 of block scales. Rows past N are zero. A code under a block scale of 0 becomes 0, which is what it stands for.
     """
     require(can_repack(p), "repacked NVFP4", p)
     w, n, k = p.weight, p.n, p.k
+    tiles, across = -(-n // ROWS), k // SPAN
 
     def dequantize(t: Arrays) -> np.ndarray:
-        return get(w.format).dequantize(unpack(t))
+        return get(w.format).dequantize(unpack(t, n))
 
     def device(call: BuildCall) -> list[Launch]:
         s, o = call.source, call.out
-        tiles = n // ROWS * (k // SPAN)
-        args = (s.weight, s.scale, o.weight, o.scale, tiles, k)
-        grid = -(-tiles * 32 // repack.THREADS)
+        args = (s.weight, s.scale, o.weight, tiles * across, n, k)
+        grid = -(-tiles * across * 32 // repack.THREADS)
         shuffle = Launch(repack.repack_nvfp4, grid=grid, block=repack.THREADS, args=args, label="repack")
         return [shuffle, copied(s.global_scale, o.global_scale)]
 
@@ -53,33 +55,49 @@ def repacked_nvfp4(p: Projection) -> Derived:
         build=pack,
         dequantize=dequantize,
         device=device,
-        weight=Tensor("u8", (n // ROWS, k // SPAN, 32, 16)),
-        scale=Tensor("e4m3", (n // ROWS, k // SPAN, 32, 2)),
+        weight=Tensor("u8", (tiles, across, UNIT)),
         global_scale=w["global_scale"],
     )
 
 
 def pack(t: Arrays) -> dict[str, np.ndarray]:
     """Stored tensors by field to the repacked ones."""
-    codes, scale = t["weight"], t["scale"]
-    n, k = codes.shape[0], 2 * codes.shape[1]
-    # row = 16 tile + 8 half + r; byte = 32 span + 8 group + 2 word + pair
-    c = codes.reshape(n // ROWS, 2, 8, k // SPAN, 4, 4, 2).transpose(0, 3, 2, 4, 5, 6, 1)
-    s = scale.reshape(n // ROWS, 2, 8, k // SPAN, 4).transpose(0, 3, 2, 4, 1)
+    n, k = t["weight"].shape[0], 2 * t["weight"].shape[1]
+    tiles, across = -(-n // ROWS), k // SPAN
+    scale = _padded(t["scale"].view(np.uint8), tiles * ROWS)
+    codes = _padded(np.ascontiguousarray(t["weight"]), tiles * ROWS).view("<u4").reshape(-1, k // 16, 2)
+    codes = np.where(scale[..., None] == 0, np.uint32(0), codes)
+    # tile, half, row, unit, block, group, word -> tile, unit, block, lane = (row, group), word, half
+    c = codes.reshape(tiles, 2, 8, across, 2, 4, 2).transpose(0, 3, 4, 2, 5, 6, 1).reshape(tiles, across, 2, 32, 2, 2)
+    words = np.zeros((tiles, across, 2, 32, 2, 2), np.uint32)
+    for half, word, rotation, mask in MOVES:
+        words[..., word] |= _left(c[..., half], rotation) & np.uint32(mask)
+    s = _RECODED[scale].reshape(tiles, 2, 8, across, 2, 4).transpose(0, 3, 2, 5, 4, 1).reshape(tiles, across, -1)
+    parts = (words.reshape(tiles, across, -1).view(np.uint8), s)
+    return {"weight": np.concatenate(parts, axis=2), "global_scale": t["global_scale"]}
+
+
+def unpack(t: Arrays, n: int) -> dict[str, np.ndarray]:
+    """Undoes `pack`, to `n` rows; a scale of 0 comes back as the smallest, over codes of 0."""
+    tiles, across = t["weight"].shape[:2]
+    words = np.ascontiguousarray(t["weight"][..., : 512 * 2]).view("<u4").reshape(tiles, across, 2, 32, 2, 2)
+    c = np.zeros_like(words)
+    for half, word, rotation, mask in MOVES:
+        c[..., half] |= _left(words[..., word] & np.uint32(mask), (32 - rotation) % 32)
+    codes = c.reshape(tiles, across, 2, 8, 4, 2, 2).transpose(0, 6, 3, 1, 2, 4, 5)
+    scale = _STORED[t["weight"][..., 512 * 2 :]].reshape(tiles, across, 8, 4, 2, 2).transpose(0, 5, 2, 1, 4, 3)
     return {
-        "weight": np.ascontiguousarray(c).reshape(n // ROWS, k // SPAN, 32, 16),
-        "scale": np.ascontiguousarray(s).reshape(n // ROWS, k // SPAN, 32, 2),
+        "weight": np.ascontiguousarray(codes).reshape(tiles * ROWS, -1).view(np.uint8)[:n],
+        "scale": np.ascontiguousarray(scale).reshape(tiles * ROWS, -1)[:n].view(ml_dtypes.float8_e4m3fn),
         "global_scale": t["global_scale"],
     }
 
 
-def unpack(t: Arrays) -> dict[str, np.ndarray]:
-    """Undoes `pack`."""
-    tiles, spans = t["weight"].shape[:2]
-    c = t["weight"].reshape(tiles, spans, 8, 4, 4, 2, 2).transpose(0, 6, 2, 1, 3, 4, 5)
-    s = t["scale"].reshape(tiles, spans, 8, 4, 2).transpose(0, 4, 2, 1, 3)
-    return {
-        "weight": np.ascontiguousarray(c).reshape(tiles * ROWS, spans * SPAN // 2),
-        "scale": np.ascontiguousarray(s).reshape(tiles * ROWS, spans * SPAN // 16),
-        "global_scale": t["global_scale"],
-    }
+def _padded(a: np.ndarray, rows: int) -> np.ndarray:
+    """With rows of zeros below."""
+    return a if a.shape[0] == rows else np.concatenate([a, np.zeros((rows - a.shape[0], a.shape[1]), a.dtype)])
+
+
+def _left(words: np.ndarray, count: int) -> np.ndarray:
+    """Rotated to the left by `count` bits."""
+    return words if count == 0 else words << np.uint32(count) | words >> np.uint32(32 - count)

@@ -1,43 +1,54 @@
-"""NVFP4 repacked so that a lane of a warp loads 16 bytes that are its own operand of a tensor-core product."""
+"""NVFP4 repacked so that what a lane of a warp loads is its own operand of tensor-core products."""
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
 
 THREADS = 128
-ROWS, SPAN = 16, 64  # weights of a tile: what a warp loads at once
+ROWS, SPAN = 16, 128  # weights of a unit: what a warp loads at once
+UNIT = ROWS * SPAN // 2 + ROWS * SPAN // 16  # bytes
+
+
+@L.device
+def _scale(code):
+    """A block scale, e4m3 and not negative, as 5 bits of exponent and 3 of mantissa: 2^(e - 10) times 1.m, which has no
+    subnormal and no zero (0 becomes the smallest, and the codes it scales become 0)."""
+    small = L.prmt(0x14100808, 0x1E1C1A18, code & 7) & 0xFF
+    return L.u32(small if code < 8 else code + 24)
 
 
 @L.kernel(launch_bounds=(THREADS, 4))
-def repack_nvfp4(
-    codes: L.In[L.u8],
-    scales: L.In[L.e4m3],
-    packed: L.Out[L.u8],
-    packed_scales: L.Out[L.e4m3],
-    tiles: L.i64,
-    k: L.i32,
-):
-    """Codes `[N, K/2]` and scales `[N, K/16]` to `[N/16, K/64, 32, 16]` and `[N/16, K/64, 32, 2]`; `tiles` is
-    N/16·K/64, a thread makes what one lane will load.
+def repack_nvfp4(codes: L.In[L.u8], scales: L.In[L.e4m3], packed: L.Out[L.u8], units: L.i64, n: L.i32, k: L.i32):
+    """Codes `[N, K/2]` and scales `[N, K/16]` to `[ceil(N/16), K/128, 1152]`, rows past N zero; `units` is
+    ceil(N/16)·K/128, a thread makes what one lane will load.
 
-    Lane l owns rows l/4 and l/4 + 8 of a tile, and of its 64 columns the group of 16 number l%4. Its word j, of four,
-    holds columns 4j and 4j + 1 of the first row, the same of the second, then 4j + 2 and 4j + 3 of both: the operand A
-    of `mma.m16n8k16`, register by register, if the K axis of both operands is permuted alike. Then its two scales.
+    A unit is 16 rows by 128 columns: two blocks of 64 columns, of each 16 bytes a lane, then 4 bytes a lane. Lane l
+    owns rows l/4 and l/4 + 8, and of a block's 64 columns the group of 16 number l%4: two pairs of words as
+    `e2m1x16_pack` makes them, of the first 8 columns and of the last 8. Its 4 bytes are the scales of both rows in the
+    first block, then in the second.
     """
     i = L.i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-    tile, lane = i >> 5, L.i32(cuda.threadIdx.x) & 31
-    if tile < tiles:
+    unit, lane = i >> 5, L.i32(cuda.threadIdx.x) & 31
+    if unit < units:
         across = L.i64(k // SPAN)
-        row = tile // across * ROWS + (lane >> 2)
-        group = (tile - tile // across * across) * 4 + (lane & 3)
+        tile = unit // across
         groups = L.i64(k // 16)
-        a = L.ldg_v2_b32(codes, (row * groups + group) * 8)
-        b = L.ldg_v2_b32(codes, ((row + 8) * groups + group) * 8)
-        v = (
-            L.prmt(a[0], b[0], 0x5140),
-            L.prmt(a[0], b[0], 0x7362),
-            L.prmt(a[1], b[1], 0x5140),
-            L.prmt(a[1], b[1], 0x7362),
-        )
-        L.stg_v4_b32(packed, i * 16, v)
-        s = L.ldg_b8(scales, row * groups + group) | L.ldg_b8(scales, (row + 8) * groups + group) << 8
-        L.stg_b16(packed_scales, i * 2, L.u32(s))
+        first = L.i32(tile * ROWS) + (lane >> 2)
+        column = (unit - tile * across) * 8 + (lane & 3)
+        at = unit * UNIT
+        found = L.u32(0)
+        for b in L.unroll(2):
+            words = ()
+            for h in L.unroll(2):
+                row = L.i32(first + 8 * h)
+                v = (L.u32(0), L.u32(0))
+                s = L.u32(0)
+                if row < n:
+                    group = L.i64(row) * groups + column + 4 * b
+                    s = L.ldg_b8(scales, group)
+                    if s != 0:
+                        v = L.ldg_v2_b32(codes, group * 8)
+                words = words + v
+                found = found | _scale(s) << (16 * b + 8 * h)
+            low, high = L.e2m1x16_pack(words[0], words[2]), L.e2m1x16_pack(words[1], words[3])
+            L.stg_v4_b32(packed, at + 512 * b + 16 * lane, (low[0], low[1], high[0], high[1]))
+        L.stg_b32(packed, at + 1024 + 4 * lane, L.u32(found))
