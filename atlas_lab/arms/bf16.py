@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atlas_lab.arms.loads import k_in_loads
+from atlas_lab.arms.loads import CUTS, cuts_for, k_in_loads, one_pass
 from atlas_lab.arms.tiling import LARGE_PLAIN, RAGGED, TILES_PLAIN, tile_for
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call
@@ -21,15 +21,16 @@ WARPS, ROWS, UNROLL = 4, 2, 4
 
 
 class Bf16Gemv(Arm):
-    """Weights BF16 `[N, K]` as stored; FP32 sums on CUDA cores; one pass over the weight, a warp for two rows."""
+    """Weights BF16 `[N, K]` as stored; FP32 sums on CUDA cores; one pass over the weight for up to three rows of x, a
+    warp for two rows of it."""
 
     name = "bf16_gemv"
     roles = ("*",)
-    rows = rows(1)
+    rows = rows(1, 3)
     source = "bf16"
-    kernels = tuple(gemv_bf16(WARPS, ROWS, UNROLL, stream=s) for s in (True, False))
+    kernels = tuple(gemv_bf16(WARPS, ROWS, UNROLL, m, stream=s) for m in (1, 2, 3) for s in (True, False))
     tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 8 * -(-k // SPAN) + 5)
-    reduction_class = ReductionClass("fma.f32", "lane 8 of 256, then a butterfly")
+    reduction_class = ReductionClass("fma.f32", f"lane 8 of 256, then a butterfly, {CUTS}")
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return k_in_loads(p, 8)
@@ -38,10 +39,10 @@ class Bf16Gemv(Arm):
         return [Bind(p.weight)]
 
     def lower(self, c: Call) -> list[Launch]:
-        kernel = gemv_bf16(WARPS, ROWS, UNROLL, stream=c.context.levers.stream_weights)
-        grid = -(-c.n // (WARPS * ROWS))
-        args = (c.weights["weight"].weight, c.x, c.y, c.n, c.k)
-        return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]
+        kernel = gemv_bf16(WARPS, ROWS, UNROLL, c.m, stream=c.context.levers.stream_weights)
+        cuts = cuts_for(c, ROWS, SPAN)
+        args = (c.weights["weight"].weight, c.x, c.y, c.n, c.k, cuts)
+        return [one_pass(c, kernel, WARPS, ROWS, cuts, args, self.name)]
 
 
 class Bf16Gemm(Arm):

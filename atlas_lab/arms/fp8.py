@@ -1,8 +1,8 @@
-"""Arms over FP8 E4M3 weights with one scale for every 128x128 block or for the whole tensor, read in place."""
+"""Arms over FP8 E4M3 weights with one scale for every 128x128 block, for the whole tensor or for a row, in place."""
 
 from __future__ import annotations
 
-from atlas_lab.arms.loads import k_in_loads
+from atlas_lab.arms.loads import CUTS, cuts_for, k_in_loads, one_pass
 from atlas_lab.arms.tiling import RAGGED, TILES, tile_for
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call, Fields
@@ -13,18 +13,13 @@ from atlas_lab.core.numbers import ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.rows import rows, rows_from
 from atlas_lab.core.verdict import Verdict, no, yes
-from atlas_lab.formats.base import BLOCK_128, PER_TENSOR
+from atlas_lab.formats.base import BLOCK_128, PER_ROW, PER_TENSOR
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.fp8 import W_ROW, X_ROW, gemm_fp8_block
-from atlas_lab.kernels.gemv.columns import TILE
-from atlas_lab.kernels.gemv.few import few_fp8_block
-from atlas_lab.kernels.gemv.fp8 import SPAN, gemv_fp8_block
+from atlas_lab.kernels.gemv.fp8 import SPAN, gemv_fp8_block, gemv_fp8_row
 
 WARPS, ROWS, UNROLL = 4, 2, 2
 SCALES = {"f32": L.f32, "bf16": L.bf16}
-FEW_WARPS = 8
-# Spans in flight by columns of 8 rows of x: what the registers of every architecture hold.
-DEPTHS = {1: 5, 2: 2}
 
 
 # How the scales lie. The kernels' steps between them follow from the key the weight is bound under.
@@ -60,56 +55,66 @@ class _OverFp8(Arm):
 
 
 class Fp8Gemv(_OverFp8):
-    """Weights E4M3 `[N, K]` and their block scales as stored; x stays BF16 (W8A16); FP32 sums on CUDA cores."""
+    """Weights E4M3 `[N, K]` and their block scales as stored, each byte read once for up to three rows of x, which stay
+    BF16 (W8A16); FP32 sums on CUDA cores."""
 
     name = "fp8_gemv"
-    rows = rows(1)
+    rows = rows(1, 3)
     k_multiple = 16
     kernels = tuple(
-        gemv_fp8_block(WARPS, ROWS, UNROLL, scale=d, stream=s) for d in SCALES.values() for s in (True, False)
+        gemv_fp8_block(WARPS, ROWS, UNROLL, m, scale=d, stream=s)
+        for d in SCALES.values()
+        for m in (1, 2, 3)
+        for s in (True, False)
     )
     # 16 products, the block's scale, one addition a load, then the butterfly
     tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + -(-k // SPAN) + 5, extra_roundings=1)
-    reduction_class = ReductionClass("fma.f32", "lane 16 of 512, then a butterfly", promotion=16)
+    reduction_class = ReductionClass("fma.f32", f"lane 16 of 512, then a butterfly, {CUTS}", promotion=16)
 
     def lower(self, c: Call) -> list[Launch]:
         w, steps = _weight(c)
         kernel = gemv_fp8_block(
-            WARPS, ROWS, UNROLL, scale=SCALES[w.scale.dtype], stream=c.context.levers.stream_weights
+            WARPS, ROWS, UNROLL, c.m, scale=SCALES[w.scale.dtype], stream=c.context.levers.stream_weights
         )
-        grid = -(-c.n // (WARPS * ROWS))
-        args = (w.weight, w.scale, c.x, c.y, c.n, c.k, *steps)
-        return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]
+        cuts = cuts_for(c, ROWS, SPAN)
+        args = (w.weight, w.scale, c.x, c.y, c.n, c.k, cuts, *steps)
+        return [one_pass(c, kernel, WARPS, ROWS, cuts, args, self.name)]
 
 
-class Fp8Few(_OverFp8):
-    """Weights E4M3 `[N, K]` and their block scales as stored, each byte read once for up to 16 rows of x; tensor cores
-    (mma.sync) with the weights as the operand of 16 rows, made BF16 in registers, exactly (W8A16)."""
+class Fp8RowGemv(Arm):
+    """Weights E4M3 `[N, K]` and a scale for each row as stored, each byte read once for up to three rows of x, which
+    stay BF16 (W8A16); FP32 sums on CUDA cores."""
 
-    name = "fp8_few"
-    rows = rows(2, 16)
-    k_multiple = 16
+    name = "fp8_row_gemv"
+    roles = ("*",)
+    rows = rows(1, 3)
+    source = "fp8"
     kernels = tuple(
-        few_fp8_block(FEW_WARPS, depth=n, columns=c, scale=d) for c, n in DEPTHS.items() for d in SCALES.values()
+        gemv_fp8_row(WARPS, ROWS, UNROLL, m, scale=d, stream=s)
+        for d in SCALES.values()
+        for m in (1, 2, 3)
+        for s in (True, False)
     )
-    # a warp's spans of 64 K: four products, the block's scale and one addition each; then the warps
-    tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: 4 + -(-k // 512) + 8, extra_roundings=1)
-    reduction_class = ReductionClass("mma.m16n8k16.bf16", "spans of 64 over 8 warps", splits=8, promotion=64)
+    # 16 products, one addition a load, the row's scale, then the butterfly
+    tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + -(-k // SPAN) + 5, extra_roundings=1)
+    reduction_class = ReductionClass("fma.f32", f"lane 16 of 512, scaled, then a butterfly, {CUTS}", promotion=16)
+
+    def eligible(self, p: Projection, ctx: Context) -> Verdict:
+        if p.weight.geometry != PER_ROW:
+            return no("scale-geometry", "reads a scale a row", found=p.weight.geometry, allowed=PER_ROW)
+        return k_in_loads(p, 16)
+
+    def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
+        return [Bind(p.weight)]
 
     def lower(self, c: Call) -> list[Launch]:
-        w, steps = _weight(c)
-        columns = 1 if c.m <= 8 else 2
-        return [
-            Launch(
-                few_fp8_block(FEW_WARPS, depth=DEPTHS[columns], columns=columns, scale=SCALES[w.scale.dtype]),
-                grid=-(-c.n // TILE),
-                block=32 * FEW_WARPS,
-                args=(w.weight, w.scale, c.x, c.y, c.m, c.n, c.k, *steps),
-                flops=2 * c.m * c.n * c.k,
-                pipe="mma_bf16",
-                label=self.name,
-            )
-        ]
+        w = c.weights["weight"]
+        kernel = gemv_fp8_row(
+            WARPS, ROWS, UNROLL, c.m, scale=SCALES[w.scale.dtype], stream=c.context.levers.stream_weights
+        )
+        cuts = cuts_for(c, ROWS, SPAN)
+        args = (w.weight, w.scale, c.x, c.y, c.n, c.k, cuts)
+        return [one_pass(c, kernel, WARPS, ROWS, cuts, args, self.name)]
 
 
 class Fp8Gemm(_OverFp8):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atlas_lab.arms.loads import k_in_loads
+from atlas_lab.arms.loads import CUTS, cuts_for, k_in_loads, one_pass
 from atlas_lab.arms.tiling import RAGGED, TILES, tile_for
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call
@@ -15,12 +15,9 @@ from atlas_lab.core.rows import rows, rows_from
 from atlas_lab.core.verdict import Verdict, no, yes
 from atlas_lab.formats.base import GROUP_16, GROUP_16_RECIPROCAL
 from atlas_lab.kernels.gemm.nvfp4 import S_ROW, W_ROW, X_ROW, gemm_nvfp4
-from atlas_lab.kernels.gemv.columns import TILE
-from atlas_lab.kernels.gemv.few import few_nvfp4
 from atlas_lab.kernels.gemv.nvfp4 import SPAN, gemv_nvfp4
 
 WARPS, ROWS, UNROLL = 4, 2, 1
-FEW_WARPS = 8
 # Whether the tensor scale divides. The kernels' parameter follows from the key the weight is bound under.
 CONVENTIONS = {GROUP_16: "direct", GROUP_16_RECIPROCAL: "reciprocal"}
 
@@ -47,52 +44,37 @@ class _OverNvfp4(Arm):
 
 
 class Nvfp4Gemv(_OverNvfp4):
-    """Codes, block scales and tensor scale as stored; x stays BF16 (W4A16); FP32 sums on CUDA cores."""
+    """Codes, block scales and tensor scale as stored, each byte read once for up to three rows of x, which stay BF16
+    (W4A16); FP32 sums on CUDA cores."""
 
     name = "nvfp4_gemv"
-    rows = rows(1)
+    rows = rows(1, 3)
     k_multiple = 32
-    kernels = tuple(
-        gemv_nvfp4(WARPS, ROWS, UNROLL, reciprocal=r, stream=s) for r in (False, True) for s in (True, False)
-    )
+    kernels = tuple(gemv_nvfp4(WARPS, ROWS, UNROLL, m, stream=s) for m in (1, 2, 3) for s in (True, False))
     # 16 products, their scale, two additions a load, the butterfly, the tensor scale
     tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + 2 * -(-k // SPAN) + 5, extra_roundings=2)
-    reduction_class = ReductionClass("fma.f32", "lane 32 of 1024, then a butterfly", promotion=16)
+    reduction_class = ReductionClass("fma.f32", f"lane 32 of 1024, then a butterfly, {CUTS}", promotion=16)
+
+    def cuts(self, c: Call) -> int:
+        """K is cut into two to the power of this many ranges."""
+        return cuts_for(c, ROWS, SPAN)
 
     def lower(self, c: Call) -> list[Launch]:
         ((key, w),) = c.weights.items()
-        stream = c.context.levers.stream_weights
-        kernel = gemv_nvfp4(WARPS, ROWS, UNROLL, reciprocal=key == "reciprocal", stream=stream)
-        grid = -(-c.n // (WARPS * ROWS))
-        args = (w.weight, w.scale, w.global_scale, c.x, c.y, c.n, c.k)
-        return [Launch(kernel, grid=grid, block=32 * WARPS, args=args, flops=2 * c.n * c.k, label=self.name)]
+        kernel = gemv_nvfp4(WARPS, ROWS, UNROLL, c.m, stream=c.context.levers.stream_weights)
+        cuts = self.cuts(c)
+        args = (w.weight, w.scale, w.global_scale, c.x, c.y, c.n, c.k, cuts, int(key == "reciprocal"))
+        return [one_pass(c, kernel, WARPS, ROWS, cuts, args, self.name)]
 
 
-class Nvfp4Few(_OverNvfp4):
-    """Codes and scales as stored, each byte read once for up to 16 rows of x; tensor cores (mma.sync) with the weights
-    as the operand of 16 rows, made BF16 in registers, exactly (W4A16); the tensor scale on the sums."""
+class Nvfp4Gemv64(Nvfp4Gemv):
+    """As nvfp4_gemv with 64 threads a row whatever the shape: two warps take half of K each, added in order."""
 
-    name = "nvfp4_few"
-    rows = rows(2, 16)
-    k_multiple = 32
-    kernels = tuple(few_nvfp4(FEW_WARPS, columns=c, reciprocal=r) for c in (1, 2) for r in (False, True))
-    # a warp's spans of 128 K: eight products each; then the warps, then the tensor scale
-    tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: 8 * -(-k // 1024) + 8, extra_roundings=2)
-    reduction_class = ReductionClass("mma.m16n8k16.bf16", "spans of 128 over 8 warps", splits=8)
+    name = "nvfp4_gemv_64"
+    reduction_class = ReductionClass("fma.f32", "lane 32 of 1024, then a butterfly", splits=2, promotion=16)
 
-    def lower(self, c: Call) -> list[Launch]:
-        ((key, w),) = c.weights.items()
-        return [
-            Launch(
-                few_nvfp4(FEW_WARPS, columns=1 if c.m <= 8 else 2, reciprocal=key == "reciprocal"),
-                grid=-(-c.n // TILE),
-                block=32 * FEW_WARPS,
-                args=(w.weight, w.scale, w.global_scale, c.x, c.y, c.m, c.n, c.k),
-                flops=2 * c.m * c.n * c.k,
-                pipe="mma_bf16",
-                label=self.name,
-            )
-        ]
+    def cuts(self, c: Call) -> int:
+        return 1
 
 
 class Nvfp4Gemm(_OverNvfp4):

@@ -1,7 +1,7 @@
-"""y = W·x for one row of activations, FP8 E4M3 weights with one scale for every 128x128 block."""
+"""y = x·Wᵀ for one to three rows of activations, FP8 E4M3 weights under a grid of scales or a scale a row."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.rows import rows_of_warp
+from atlas_lab.kernels.gemv.rows import activations, dots, range_of_warp, rows_of_warp
 from atlas_lab.kernels.lang import cuda
 
 CHUNK = 16  # weights a 16-byte load brings
@@ -9,45 +9,41 @@ SPAN = 32 * CHUNK  # weights of a row one warp-wide load covers
 
 
 @L.device
-def _dot(q, a, b):
-    """Sum of 16 products: weights in q (four words of four), activations in a and b (eight BF16 each)."""
-    s = L.f32(0)
-    for j in L.unroll(2):
+def _weights(q):
+    """The 16 f32 of four words of four codes."""
+    w = ()
+    for j in L.unroll(4):
         lo, hi = L.e4m3x4_f16x2(q[j])
-        s += L.f16_lo(lo) * L.bf16_lo(a[2 * j])
-        s += L.f16_hi(lo) * L.bf16_hi(a[2 * j])
-        s += L.f16_lo(hi) * L.bf16_lo(a[2 * j + 1])
-        s += L.f16_hi(hi) * L.bf16_hi(a[2 * j + 1])
-    for j in L.unroll(2):
-        lo, hi = L.e4m3x4_f16x2(q[2 + j])
-        s += L.f16_lo(lo) * L.bf16_lo(b[2 * j])
-        s += L.f16_hi(lo) * L.bf16_hi(b[2 * j])
-        s += L.f16_lo(hi) * L.bf16_lo(b[2 * j + 1])
-        s += L.f16_hi(hi) * L.bf16_hi(b[2 * j + 1])
-    return s
+        w = w + (L.f16_lo(lo), L.f16_hi(lo), L.f16_lo(hi), L.f16_hi(hi))
+    return w
 
 
 @L.family
-def gemv_fp8_block(warps: int = 4, rows: int = 2, unroll: int = 4, scale: L.Scalar = L.f32, stream: bool = True):
-    """W E4M3 `[n, k]` row-major, scales F32 or BF16, x BF16 `[k]`, y BF16 `[n]`.
+def gemv_fp8_block(
+    warps: int = 4, rows: int = 2, unroll: int = 4, m: int = 1, scale: L.Scalar = L.f32, stream: bool = True
+):
+    """W E4M3 `[n, k]` row-major, scales F32 or BF16, x BF16 `[m, k]`, y BF16 `[m, n]`.
 
     `down` and `across` are how many scales lie between blocks of 128 rows and of 128 K: ceil(k/128) and 1, or 0 and 0
     for one scale of the whole tensor.
 
     k is a multiple of 16; `rows` divides 128, so that the rows of a warp share their scales. A lane sums 16 products
-    of one block, multiplies by the block's scale and adds; lanes are added pairwise, 16 apart first.
+    of one block, multiplies by the block's scale and adds; lanes are added pairwise, 16 apart first, then the 2**cuts
+    ranges of K in order.
     """
     load = L.ldg_v4_b32_stream if stream else L.ldg_v4_b32
     load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
-    begin, end = rows_of_warp(warps, rows)
+    begin, end = rows_of_warp(warps, rows, m)
+    bounds, fetch, dot = range_of_warp(SPAN, CHUNK), activations(m, CHUNK), dots(m, CHUNK, CHUNK)
 
     @L.device
-    def add(acc, w, at, scales, across, x, c):
-        a = L.ldg_v4_b32(x, c)
-        b = L.ldg_v4_b32(x, c + 8)
-        s = load_scale(scales, (c >> 7) * across)
+    def add(acc, w, at, scales, across, x, k, c):
+        v = fetch(x, k, c)
+        f = load_scale(scales, (c >> 7) * across)
         for r in L.unroll(rows):
-            acc[r] += _dot(load(w, at[r] + c), a, b) * s
+            s = dot(_weights(load(w, at[r] + c)), v, 0)
+            for i in L.unroll(m):
+                acc[r * m + i] += s[i] * f
 
     @L.kernel(launch_bounds=(32 * warps, 1))
     def kernel(
@@ -57,23 +53,75 @@ def gemv_fp8_block(warps: int = 4, rows: int = 2, unroll: int = 4, scale: L.Scal
         y: L.Out[L.bf16],
         n: L.i32,
         k: L.i32,
+        cuts: L.i32,
         down: L.i32,
         across: L.i32,
     ):
         at = cuda.local.array(rows, L.i64)
-        acc = cuda.local.array(rows, L.f32)
-        first = begin(at, acc, n, k)
-        if first >= n:
-            return
-        grid = L.offset(scales, (first >> 7) * down)
-        c = L.lane_id() * CHUNK
-        while c + SPAN * (unroll - 1) < k:
+        acc = cuda.local.array(rows * m, L.f32)
+        first = begin(at, acc, n, k, cuts)
+        c, stop = bounds(k, cuts)
+        # rows past the last are not stored, and their scales are not there
+        grid = L.offset(scales, (min(first, n - 1) >> 7) * down)
+        while c + SPAN * (unroll - 1) < stop:
             for u in L.unroll(unroll):
-                add(acc, w, at, grid, across, x, c + SPAN * u)
+                add(acc, w, at, grid, across, x, k, c + SPAN * u)
             c += SPAN * unroll
-        while c < k:
-            add(acc, w, at, grid, across, x, c)
+        while c < stop:
+            add(acc, w, at, grid, across, x, k, c)
             c += SPAN
-        end(y, acc, first, n)
+        end(y, acc, first, n, cuts)
+
+    return kernel
+
+
+@L.family
+def gemv_fp8_row(
+    warps: int = 4, rows: int = 2, unroll: int = 4, m: int = 1, scale: L.Scalar = L.f32, stream: bool = True
+):
+    """W E4M3 `[n, k]` row-major, scales F32 or BF16 `[n]`, x BF16 `[m, k]`, y BF16 `[m, n]`; k a multiple of 16.
+
+    A lane adds sums of 16 products, multiplies by the row's scale; lanes are added pairwise, 16 apart first, then the
+    2**cuts ranges of K in order.
+    """
+    load = L.ldg_v4_b32_stream if stream else L.ldg_v4_b32
+    load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
+    begin, end = rows_of_warp(warps, rows, m)
+    bounds, fetch, dot = range_of_warp(SPAN, CHUNK), activations(m, CHUNK), dots(m, CHUNK, CHUNK)
+
+    @L.device
+    def add(acc, w, at, x, k, c):
+        v = fetch(x, k, c)
+        for r in L.unroll(rows):
+            s = dot(_weights(load(w, at[r] + c)), v, 0)
+            for i in L.unroll(m):
+                acc[r * m + i] += s[i]
+
+    @L.kernel(launch_bounds=(32 * warps, 1))
+    def kernel(
+        w: L.In[L.e4m3],
+        scales: L.In[scale],
+        x: L.In[L.bf16],
+        y: L.Out[L.bf16],
+        n: L.i32,
+        k: L.i32,
+        cuts: L.i32,
+    ):
+        at = cuda.local.array(rows, L.i64)
+        acc = cuda.local.array(rows * m, L.f32)
+        first = begin(at, acc, n, k, cuts)
+        c, stop = bounds(k, cuts)
+        while c + SPAN * (unroll - 1) < stop:
+            for u in L.unroll(unroll):
+                add(acc, w, at, x, k, c + SPAN * u)
+            c += SPAN * unroll
+        while c < stop:
+            add(acc, w, at, x, k, c)
+            c += SPAN
+        for r in L.unroll(rows):
+            f = load_scale(scales, min(first + r, n - 1))
+            for i in L.unroll(m):
+                acc[r * m + i] = L.mul_rn(acc[r * m + i], f)
+        end(y, acc, first, n, cuts)
 
     return kernel
