@@ -6,8 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from atlas_lab.arms.bf16 import Bf16Gemm, Bf16Gemv
-from atlas_lab.arms.fp8 import Fp8Few, Fp8Gemm, Fp8Gemv
-from atlas_lab.arms.nvfp4 import Nvfp4Few, Nvfp4Gemm, Nvfp4Gemv
+from atlas_lab.arms.fp8 import Fp8Gemm, Fp8Gemv, Fp8RowGemv
+from atlas_lab.arms.int8 import Int8Gemv
+from atlas_lab.arms.mma import Bf16Mma, Fp8Mma, Fp8RowMma, Int8Mma, Nvfp4Mma, Nvfp4MmaRepacked, Q2Mma, Q4KMma
+from atlas_lab.arms.nvfp4 import Nvfp4Gemm, Nvfp4Gemv, Nvfp4Gemv64
+from atlas_lab.arms.q2_0 import Q2Gemv
+from atlas_lab.arms.q4_k import Q4KGemv
 from atlas_lab.checkpoint.gemma import GEMMA
 from atlas_lab.checkpoint.qwen35 import QWEN35
 from atlas_lab.checkpoint.transformer import LLAMA, QWEN3
@@ -19,7 +23,17 @@ from atlas_lab.formats import FORMATS, Format
 
 @hookimpl  # type: ignore[untyped-decorator]
 def atlas_arms() -> list[Arm]:
-    return [Bf16Gemv(), Bf16Gemm(), Fp8Gemv(), Fp8Few(), Fp8Gemm(), Nvfp4Gemv(), Nvfp4Few(), Nvfp4Gemm()]
+    return [
+        *(Bf16Gemv(), Bf16Mma("bf16_mma"), Bf16Gemm()),
+        *(Fp8Gemv(), Fp8RowGemv(), Fp8Mma("fp8_mma"), Fp8RowMma("fp8_row_mma"), Fp8Gemm()),
+        *(Nvfp4Gemv(), Nvfp4Gemv64(), Nvfp4Mma("nvfp4_mma"), Nvfp4MmaRepacked("nvfp4_mma_repacked"), Nvfp4Gemm()),
+        *(Q4KGemv(), Q4KMma("q4k_mma"), Q2Gemv(), Q2Mma("q2_mma"), Int8Gemv(), Int8Mma("int8_mma")),
+        # two or three projections in one launch: where an order or a pin names them
+        Bf16Mma("bf16_mma_joined", joined=True),
+        Fp8Mma("fp8_mma_joined", joined=True),
+        Nvfp4Mma("nvfp4_mma_joined", joined=True),
+        Nvfp4MmaRepacked("nvfp4_mma_repacked_joined", joined=True),
+    ]
 
 
 @hookimpl  # type: ignore[untyped-decorator]

@@ -1,80 +1,211 @@
-"""Parts of the kernels that multiply few rows of activations on tensor cores: 16 rows of weights are the operand A of
-m16n8k16, activations the 8 columns of B, so that each weight byte is read once for all of them.
+"""What the kernels for up to 16 rows of x share: one warp multiplies tiles of 16 rows of weights by columns of x.
 
-Lane 4g + t of a warp owns rows g and g + 8 of the weights, row g of each 8 rows of x, and the t-th run of K of a span.
-K is permuted: a product takes 4 consecutive K of a lane's run, and both operands agree on which.
+Weights are operand A of m16n8k16 and rows of x are its columns. Lane l = 4·g + t holds rows g and g + 8 of the weights,
+row g of each 8 rows of x, and the t-th run of K of a span. K is permuted: a product takes 4 consecutive K of a lane's
+run, and both operands agree on which. Sums are 4 registers for each 8 rows of x, tile after tile.
 """
 
 import functools
+from typing import Any
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.activation.gated import gated
 from atlas_lab.kernels.lang import cuda
 
-TILE = 16  # rows of weights a block computes
+TILE = 16  # rows of weights
+PADDED = TILE + 4  # a row of x's sums in shared memory, so that the lanes of a warp write to 32 banks
 
 
 @functools.cache
-def activations(columns: int, run: int):
-    """A device function `(x, m, k, at, inside)`: the lane's `run` K from `at` of its row in each 8 rows of x `[m, k]`,
-    as `columns` times run/2 registers of two BF16; zeros for rows past m and where `inside` is false."""
+def activations(
+    columns: int, run: int, *, whole: bool = True, crossed: bool = False, gate: bool = False, ordered: bool = False
+):
+    """Two device functions over x BF16 `[m, k]`.
+
+    `place(m, k)`: where the lane's row of each 8 begins; rows past m repeat the last: their sums are not stored.
+    `fetch(x, rows, k, at, kind)`: `run` K of each from `at` on, `columns` times run/2 registers of two BF16: pairs in
+    order, or, `crossed`, of each 4 the first and third, then the second and fourth. Unless x is `whole`, `at` may be
+    past k: zeros. With `gate` x is `[m, 2k]`, and what is fetched the gated product of its halves, of activation
+    `kind`. `ordered` keeps the loads where they are written: fewer registers.
+    """
     loads = run // 8
+    load = L.ld_in_v4_b32 if ordered else L.ldg_v4_b32
+    width = 2 if gate else 1
 
     @L.device
-    def fetch(x, m, k, at, inside):
+    def place(m, k):
+        rows = ()
+        for c in L.unroll(columns):
+            rows = rows + (L.i32(min((L.lane_id() >> 2) + 8 * c, m - 1) * width * k),)
+        return rows
+
+    @L.device
+    def one(x, index, k, kind):
+        v = load(x, index)
+        if gate:
+            u = load(x, index + k)
+            w = ()
+            for j in L.unroll(4):
+                low = gated(L.bf16_lo(v[j]), L.bf16_lo(u[j]), kind)
+                w = w + (L.bf16x2(low, gated(L.bf16_hi(v[j]), L.bf16_hi(u[j]), kind)),)
+            v = w
+        if crossed:
+            v = (
+                L.prmt(v[0], v[1], 0x5410),
+                L.prmt(v[0], v[1], 0x7632),
+                L.prmt(v[2], v[3], 0x5410),
+                L.prmt(v[2], v[3], 0x7632),
+            )
+        return v
+
+    @L.device
+    def fetch(x, rows, k, at, kind):
         found = ()
         for c in L.unroll(columns):
-            row = L.i32((L.lane_id() >> 2) + 8 * c)
             for i in L.unroll(loads):
-                v = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
-                if inside and row < m:
-                    v = L.ldg_v4_b32(x, L.i64(row) * k + at + 8 * i)
-                found = found + v
+                if whole:
+                    found = found + one(x, L.i32(rows[c] + at + 8 * i), k, kind)
+                else:
+                    v = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
+                    if at < k:
+                        v = one(x, L.i32(rows[c] + at + 8 * i), k, kind)
+                    found = found + v
         return found
 
-    return fetch
+    return place, fetch
+
+
+@L.device
+def rows_of_tile(row, count):
+    """The lane's two rows of the tile that begins at `row` of `count`: rows past the last repeat it, unstored."""
+    upper = L.i32(row + (L.lane_id() >> 2))
+    return min(upper, count - 1), min(upper + 8, count - 1)
 
 
 @functools.cache
-def product(columns: int, run: int):
-    """A device function `(sums, rows, v, j)`: sums of all columns plus 16 rows of weights (four registers of A) times
-    the j-th 4 K of the activations `v` that `activations` found."""
+def product(columns: int, tiles: int, run: int):
+    """A device function `(sums, tile, a, v, j)`: sums plus 16 rows of weights of that tile (four registers of A) times
+    the j-th 4 K of the activations `v` that `fetch` found."""
     registers = run // 2
     multiply = L.mma_m16n8k16_bf16
 
     @L.device
-    def add(sums, rows, v, j):
+    def add(sums, tile, a, v, j):
         out = ()
-        for c in L.unroll(columns):
-            one = (sums[4 * c], sums[4 * c + 1], sums[4 * c + 2], sums[4 * c + 3])
-            out = out + multiply(one, rows, (v[registers * c + 2 * j], v[registers * c + 2 * j + 1]))
+        for i in L.unroll(tiles):
+            for c in L.unroll(columns):
+                s = 4 * (i * columns + c)
+                one = (sums[s], sums[s + 1], sums[s + 2], sums[s + 3])
+                if i == tile:
+                    one = multiply(one, a, (v[registers * c + 2 * j], v[registers * c + 2 * j + 1]))
+                out = out + one
         return out
 
     return add
 
 
 @functools.cache
-def finish(warps: int, columns: int):
-    """A device function `(y, sums, alpha, m, n)`: adds the warps' sums in the order of the warps, times alpha, and
-    stores what exists of this block's 16 columns of y BF16 `[m, n]`."""
-    size = 8 * columns * TILE
+def first_product(columns: int, run: int):
+    """A device function `(a, v, j)`: the first product of a tile's sums, as `product` adds the next ones."""
+    registers = run // 2
+    multiply = L.mma_m16n8k16_bf16_first
 
     @L.device
-    def store(y, sums, alpha, m, n):
-        # warp, row of x, row of weights
+    def begin(a, v, j):
+        out = ()
+        for c in L.unroll(columns):
+            out = out + multiply(a, (v[registers * c + 2 * j], v[registers * c + 2 * j + 1]))
+        return out
+
+    return begin
+
+
+@functools.cache
+def ones(columns: int, run: int):
+    """A device function `(v)`: the sums of `run` K of each row of x, laid out as the sums of a tile of ones."""
+    begin, add = first_product(columns, run), product(columns, 1, run)
+    one = 0x3F803F80
+
+    @L.device
+    def total(v):
+        out = begin((one, one, one, one), v, 0)
+        for j in L.unroll(1, run // 4):
+            out = add(out, 0, (one, one, one, one), v, j)
+        return out
+
+    return total
+
+
+@functools.cache
+def scaled_rows(columns: int):
+    """A device function `(total, part, upper, lower)`: total plus part times the scale of the lane's upper or lower
+    row."""
+
+    @L.device
+    def add(total, part, upper, lower):
+        out = ()
+        for i in L.unroll(4 * columns):
+            out = out + (L.fma_rn(part[i], upper if i % 4 < 2 else lower, total[i]),)
+        return out
+
+    return add
+
+
+@functools.cache
+def part_of(count: int):
+    """A device function `(sums, i)`: the i-th `count` of them."""
+
+    @L.device
+    def part(sums, i):
+        out = ()
+        for s in L.unroll(count):
+            out = out + (sums[count * i + s],)
+        return out
+
+    return part
+
+
+@functools.cache
+def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any):
+    """A device function `(y, sums, args, which, row, rows, m, n, kind)`: adds the warps' sums in their order,
+    times `alpha(args, which)`, and stores what exists of this block's columns of y BF16 `[m, n]`: column `row` and on,
+    of which `rows` are left. With `pair` the two tiles are of projections 0 and 1, gate and up: both are rounded to
+    BF16, and y is their gated product, of activation `kind`."""
+    line = PADDED * tiles
+    size = 8 * columns * line
+    width = TILE if pair else TILE * tiles
+
+    @L.device
+    def total(shared, at):
+        value = L.lds_f32(shared, at)
+        for w in L.unroll(1, warps):
+            value = L.add_rn(value, L.lds_f32(shared, at + w * size))
+        return value
+
+    @L.device
+    def store(y, sums, args, which, row, rows, m, n, kind):
         shared = L.shared(L.f32, warps * size)
         lane = L.lane_id()
-        first = L.warp_id() * size + (lane >> 2)
-        for c in L.unroll(columns):
-            for i in L.unroll(4):
-                L.sts_f32(shared, first + (8 * c + 2 * (lane & 3) + (i & 1)) * TILE + 8 * (i >> 1), sums[4 * c + i])
+        first = L.warp_id() * size + (lane >> 2) + 2 * (lane & 3) * line
+        for t in L.unroll(tiles):
+            for c in L.unroll(columns):
+                for i in L.unroll(4):
+                    at = first + (8 * c + (i & 1)) * line + PADDED * t + 8 * (i >> 1)
+                    L.sts_f32(shared, at, sums[4 * (t * columns + c) + i])
         cuda.syncthreads()
-        for i in range(L.i32(cuda.threadIdx.x), size, 32 * warps):
-            total = L.f32(0)
-            for s in L.unroll(warps):
-                total += L.lds_f32(shared, s * size + i)
-            row = L.i32(i >> 4)
-            column = L.i32(cuda.blockIdx.x * TILE + (i & 15))
-            if row < m and column < n:
-                L.stg_bf16(y, L.i64(row) * n + column, L.mul_rn(total, alpha))
+        i = L.i32(cuda.threadIdx.x)
+        while i < m * width:
+            line_of = L.i32(i // width)
+            column = L.i32(i - line_of * width)
+            at = L.i32(line_of * line + (column >> 4) * PADDED + (column & 15))
+            if pair:
+                g = L.mul_rn(total(shared, at), alpha(args, 0))
+                u = L.mul_rn(total(shared, at + PADDED), alpha(args, 1))
+                value = gated(L.bf16_lo(L.bf16x2(g, g)), L.bf16_lo(L.bf16x2(u, u)), kind)
+            else:
+                value = L.mul_rn(total(shared, at), alpha(args, which))
+            if column < rows:
+                L.stg_bf16(y, L.i64(line_of) * n + row + column, value)
+            i = L.i32(i + 32 * warps)
 
     return store

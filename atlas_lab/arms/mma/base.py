@@ -1,0 +1,254 @@
+"""What the arms of class T share: tensor cores (mma.sync), weights as the operand of 16 rows, 1 to 16 rows of x."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from atlas_lab.core.arm import Arm, projections_of
+from atlas_lab.core.call import Call, Fields
+from atlas_lab.core.chip import Work, ranked
+from atlas_lab.core.context import Context
+from atlas_lab.core.declare import Declaration, Derived
+from atlas_lab.core.launch import Launch
+from atlas_lab.core.numbers import ReductionClass, Rounded
+from atlas_lab.core.projection import Projection
+from atlas_lab.core.rows import rows
+from atlas_lab.core.target import Target
+from atlas_lab.core.tuning import Setting, chosen, setting
+from atlas_lab.core.verdict import Verdict, no, yes
+from atlas_lab.kernels.activation.gated import KINDS
+from atlas_lab.kernels.gemv.columns import TILE
+from atlas_lab.kernels.lang import Kernel
+
+REGISTERS = 65536  # of an SM
+NARROW = 8  # rows of x that one product has columns for
+JOINED = ("ffn.gate+ffn.up", "attn.q+attn.k+attn.v", "gdn.qkv+gdn.z")
+# Settings as (warps, depth, wide_depth, wide_tiles): the units in flight and row tiles where x has more than 8 rows.
+Four = tuple[int, int, int, int]
+
+
+class Mma(Arm):
+    """Each weight byte is read once; sums in FP32, warp by warp over units of K, then the warps in order. A row's bits
+    depend on N, K and the setting, never on M.
+
+    An instance serves single projections, or with `joined` those of a site that share x, in one launch over their own
+    weights.
+    """
+
+    rows = rows(1, 16)
+    family: Callable[..., Kernel]
+    unit: int
+    """Bytes of a warp's ring for 16 rows of one unit."""
+    span: int
+    """K of a unit."""
+    weight_bytes: float
+    """A weight, scales included."""
+    issue: float
+    """Warp instructions a byte of weights, about: what the chip model orders settings by."""
+    fours: Sequence[Four]
+    caps: Mapping[tuple[int, int], int]
+    """Registers a thread by columns of 8 rows of x and row tiles, which say how many blocks share an SM."""
+    gate_caps: Mapping[int, int] = MappingProxyType({})
+    """The same of kernels that make their own gated product, by columns; empty: there are none."""
+    ragged: bool = False
+    """Whether the kernels take blocks of one tile after those of several."""
+    variants: Sequence[Mapping[str, Any]] = (MappingProxyType({}),)
+    """Other compile-time parameters, one mapping a way that weights are stored; `variant` picks one."""
+
+    def __init__(self, name: str, *, joined: bool = False) -> None:
+        self.name, self.joined = name, joined
+        self.roles = JOINED if joined else ("*",)
+        self.epilogues = ("activation",) if joined else ()
+        self.prologues = KINDS if self.gate_caps and not joined else ()
+        self.kernels = tuple(dict.fromkeys(self._made([""])))
+        more = [*(["pair"] if joined else []), *(["gate"] if self.prologues else [])]
+        waiting = ["dependent " + way for way in ("", *more)] if self.dependent else []
+        self.optional_kernels = tuple(dict.fromkeys(self._made([*more, *waiting])))
+
+    def _made(self, ways: Sequence[str]) -> Iterator[Kernel]:
+        for variant in self.variants:
+            for four in self._fours(whole=variant.get("whole", True)):
+                for m in (1, NARROW + 1):
+                    for way in ways:
+                        yield self._kernel(four, m, variant, way)
+
+    def _fours(self, *, whole: bool) -> Sequence[Four]:
+        """Those that serve. Where projections border on each other it is the first of two row tiles at most; where K is
+        not in whole units, the first."""
+        if self.joined:
+            return [next(f for f in self.fours if f[3] <= 2)]
+        return self.fours if whole else self.fours[:1]
+
+    def _kernel(self, four: Four, m: int, variant: Mapping[str, Any], way: str) -> Kernel:
+        """`way` is empty, `pair` or `gate`, each after `dependent` where the kernel waits."""
+        pair, gate = "pair" in way, "gate" in way
+        warps, depth, tiles, columns = _form(four, m, pair=pair, gate=gate)
+        # what tells projections apart takes a few registers
+        cap = self.gate_caps[columns] if gate else self.caps[columns, tiles] + (8 if self.joined and not pair else 0)
+        more = {"joined": self.joined and not pair, "pair": pair, "gate": gate, "dependent": "dependent" in way}
+        return type(self).family(
+            warps=warps,
+            depth=depth,
+            tiles=tiles,
+            columns=columns,
+            blocks=max(1, REGISTERS // (32 * warps * cap)),
+            **{name: True for name, value in more.items() if value},
+            **variant,
+        )
+
+    def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
+        return ranked(
+            ((_setting(four), self._work(four, n, k)) for four in self._fours(whole=k % self.span == 0)), target
+        )
+
+    def _work(self, four: Four, n: int, k: int) -> Work:
+        warps, depth, tiles, columns = _form(four, 1)
+        return Work(
+            bytes=max(1, int(n * k * self.weight_bytes)),
+            blocks=-(-n // (TILE * tiles)),
+            threads=32 * warps,
+            registers=self.caps[columns, tiles],
+            in_flight=depth * TILE * self.span * self.weight_bytes / 32,
+            issue=self.issue,
+            shared=warps * depth * tiles * self.unit,
+        )
+
+    # what a format says
+
+    def fits(self, p: Projection) -> Verdict:
+        """Whether one projection's weight can be read."""
+        raise NotImplementedError
+
+    def declare(self, p: Projection, key: str) -> Declaration:
+        """Its weight under a key that ends in `key`."""
+        raise NotImplementedError
+
+    def variant(self, w: Fields, key: str, c: Call) -> Mapping[str, Any]:
+        """Which of `variants` reads this weight, bound under `key`."""
+        return self.variants[0]
+
+    def operands(self, w: Fields) -> tuple[Any, ...]:
+        """Kernel arguments of one projection's weight."""
+        raise NotImplementedError
+
+    def scalars(self, key: str, c: Call) -> tuple[int, ...]:
+        """Kernel arguments after the activation."""
+        return ()
+
+    # what follows from it
+
+    def eligible(self, p: Any, ctx: Context) -> Verdict:
+        members = projections_of(p)
+        for member in members:
+            verdict = self.fits(member)
+            if not verdict:
+                return verdict
+        return _joinable(members) if self.joined else yes()
+
+    def finalize(self, p: Any, ctx: Context) -> list[Declaration]:
+        return [self.declare(m, f" {m.role}" if self.joined else "") for m in projections_of(p)]
+
+    def lower(self, c: Call) -> list[Launch]:
+        four = _four(chosen(self, c.n, c.k, c.context))
+        (key, w), *_ = c.weights.items()
+        key = key.partition(" ")[0]
+        pair, gate = c.epilogue.activation, c.prologue
+        way = ("dependent " if c.dependent else "") + ("pair" if pair else "gate" if gate else "")
+        kernel = self._kernel(four, c.m, self.variant(w, key, c), way)
+        warps, depth, tiles, _ = _form(four, c.m, pair=bool(pair), gate=bool(gate))
+        # of a pair c.n counts both, and y has as many columns as either
+        n = c.n // 2 if pair else c.n
+        weights = [self.operands(f) for f in c.weights.values()]
+        weights += [weights[-1]] * (3 - len(weights))
+        kind = KINDS.index(pair or gate) if pair or gate else 0
+        borders = (n, n) if pair else self._borders(c)
+        grid, full = (-(-n // TILE), 0) if pair else self._blocks(n, tiles, c.context.target.sms)
+        args = (*(a for of in weights for a in of), c.x, c.y, c.m, n, c.k, *borders, kind, full, *self.scalars(key, c))
+        return [
+            Launch(
+                kernel,
+                grid=grid,
+                block=32 * warps,
+                shared=warps * depth * tiles * self.unit,
+                args=args,
+                flops=2 * c.m * c.n * c.k,
+                pipe="mma_bf16",
+                pdl=c.dependent,
+                label=self.name,
+            )
+        ]
+
+    def _blocks(self, n: int, tiles: int, sms: int) -> tuple[int, int]:
+        """Blocks for n rows of weights, and how many of them take `tiles` tiles: where the last round of those would
+        keep few SMs busy, its tiles go to blocks of their own."""
+        count = -(-n // TILE)
+        rounds, left = divmod(count, tiles * sms)
+        if not self.ragged or tiles == 1 or left > sms or rounds == 0:
+            return -(-count // tiles), -(-count // tiles)
+        return rounds * sms + left, rounds * sms
+
+    def _borders(self, c: Call) -> tuple[int, int]:
+        """The columns of y where the second and the third projection begin."""
+        if len(c.weights) == 1:
+            return c.n, c.n
+        counts = [self.count(f) for f in c.weights.values()]
+        return counts[0], c.n if len(counts) == 2 else counts[0] + counts[1]
+
+    def count(self, w: Fields) -> int:
+        """Rows of a weight whose projection ends where its tiles do."""
+        rows: int = self.operands(w)[0].shape[0]
+        return rows
+
+
+def _form(four: Four, m: int, *, pair: bool = False, gate: bool = False) -> tuple[int, int, int, int]:
+    """Warps, depth, row tiles and columns for m rows of x: a pair is two tiles, a gated product is made for one."""
+    warps, depth, wide_depth, wide_tiles = four
+    if m <= NARROW:
+        return warps, depth, 2 if pair else 1, 1
+    return warps, wide_depth, 2 if pair else 1 if gate else wide_tiles, 2
+
+
+def _setting(four: Four) -> Setting:
+    warps, depth, wide_depth, wide_tiles = four
+    return setting(warps=warps, depth=depth, wide_depth=wide_depth, wide_tiles=wide_tiles)
+
+
+def _four(s: Setting) -> Four:
+    p = dict(s)
+    return p["warps"], p["depth"], p["wide_depth"], p["wide_tiles"]
+
+
+def _joinable(members: Iterable[Projection]) -> Verdict:
+    """Whether these weights are of one kind, and end where tiles do."""
+    first, *rest = members
+    for p in (first, *rest):
+        kinds = [
+            (q.weight.format, str(q.weight.geometry), tuple(t.dtype for _, t in q.weight.fields)) for q in (first, p)
+        ]
+        if kinds[0] != kinds[1]:
+            return no("mixed", "its weights differ in kind", found=kinds[1], allowed=kinds[0])
+        if p.n % (2 * TILE):
+            code, allowed = "n-multiple", f"{2 * TILE}, {4 * TILE}, ..."
+            return no(code, f"{p.role}: N must be a multiple of two tiles", found=p.n, allowed=allowed)
+    return yes()
+
+
+def under(copy: Derived, key: str) -> Derived:
+    """A copy under its own key and `key`, so that those of several projections are told apart."""
+    return copy.part(copy.key + key, copy.dequantize, **copy.tensors) if key else copy
+
+
+def ascending(k_units: int, per_unit: int, least_warps: int, most_warps: int) -> Callable[[int], int]:
+    """The longest chain of additions of a sum: `per_unit` in each unit of `k_units` K that a warp takes, then warps."""
+    return lambda k: per_unit * -(-k // (k_units * least_warps)) + most_warps
+
+
+def rounded(depth: Callable[[int], int], extra_roundings: int) -> Rounded:
+    return Rounded(accumulate="mma_bf16", out="bf16", depth=depth, extra_roundings=extra_roundings)
+
+
+def class_t(order: str, promotion: int = 0) -> ReductionClass:
+    """A reduction class of m16n8k16 products whose warps are chosen by N, K and target."""
+    return ReductionClass("mma.m16n8k16.bf16", f"{order}, over warps by N, K and target", promotion=promotion)

@@ -1,0 +1,93 @@
+"""Arms of class T over integer codes: Q4_K blocks in place, Q2_0 repacked, int8 made of any weight at load time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from atlas_lab.arms.copies.int8 import can_int8, int8_32
+from atlas_lab.arms.copies.lanes_q2_0 import can_repack_q2_0, repacked_q2_0
+from atlas_lab.arms.copies.shapes import agrees, multiples
+from atlas_lab.arms.mma.base import Mma, ascending, class_t, rounded, under
+from atlas_lab.core.call import Call, Fields
+from atlas_lab.core.declare import Bind, Derived
+from atlas_lab.core.numbers import Accuracy
+from atlas_lab.core.projection import Projection
+from atlas_lab.core.verdict import Verdict
+from atlas_lab.kernels.gemv import mma_int8, mma_q2_0, mma_q4_k
+
+GROUPS = {64: "q2_lanes_64", 128: "q2_lanes_128"}
+
+
+class Q4KMma(Mma):
+    """Blocks as stored. A weight is d·sc·(q - 8) + (8·d·sc - dmin·m): codes less 8 are exact in BF16, and the second
+    part multiplies the sum of x over its group of 32."""
+
+    source = "q4_k"
+    family = staticmethod(mma_q4_k.mma_q4_k)
+    unit, span, weight_bytes, issue = mma_q4_k.UNIT, mma_q4_k.SPAN, 144 / 256, 0.25
+    fours = ((4, 1, 2, 1), (8, 2, 2, 1))
+    caps = MappingProxyType({(1, 1): 104, (2, 1): 176})
+    # a group: two products, then its scale and its least value, each of which is rounded
+    tolerance = rounded(lambda k: 2 + ascending(mma_q4_k.SPAN, 2, 4, 8)(k), 8)
+    reduction_class = class_t("blocks of 256", promotion=32)
+
+    def fits(self, p: Projection) -> Verdict:
+        return agrees(p)
+
+    def declare(self, p: Projection, key: str) -> Bind:
+        return Bind(p.weight, key="weight" + key)
+
+    def operands(self, w: Fields) -> tuple[Any, ...]:
+        return (w.blocks,)
+
+
+class Q2Mma(Mma):
+    """Blocks of 64 or 128 repacked at load time into the lanes' own order, of the stored size; codes less 1 are exact
+    in BF16, and the sums over a group are scaled in FP32."""
+
+    source = "q2_0"
+    family = staticmethod(mma_q2_0.mma_q2_0)
+    unit, span, weight_bytes, issue = 768, mma_q2_0.SPAN, 2.25 / 8, 0.2
+    fours = ((8, 2, 2, 2), (4, 2, 2, 2))
+    caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 88, (2, 2): 104})
+    variants = tuple({"group": g} for g in GROUPS)
+    tolerance = rounded(lambda k: 8 + ascending(mma_q2_0.SPAN, 1, 4, 8)(k), 2)
+    reduction_class = class_t("units of 128", promotion=64)
+
+    def fits(self, p: Projection) -> Verdict:
+        return can_repack_q2_0(p)
+
+    def declare(self, p: Projection, key: str) -> Derived:
+        return under(repacked_q2_0(p), key)
+
+    def variant(self, w: Fields, key: str, c: Call) -> Mapping[str, Any]:
+        return {"group": next(g for g, name in GROUPS.items() if name == key)}
+
+    def operands(self, w: Fields) -> tuple[Any, ...]:
+        return (w.weight,)
+
+
+class Int8Mma(Mma):
+    """int8 with one scale for 32 weights of a row, made of the weight's values at load time; exact in BF16, sums over
+    32 of K are scaled in FP32. It changes numbers: it re-quantizes."""
+
+    source = ""
+    family = staticmethod(mma_int8.mma_int8)
+    unit, span, weight_bytes, issue = mma_int8.UNIT, mma_int8.SPAN, 1.125, 0.1
+    fours = ((8, 2, 2, 1), (4, 3, 4, 1))
+    caps = MappingProxyType({(1, 1): 64, (2, 1): 88})
+    tolerance = rounded(lambda k: 2 + ascending(mma_int8.SPAN, 1, 4, 8)(k), 2)
+    reduction_class = class_t("units of 128", promotion=32)
+    accuracy = Accuracy(min_snr_db=42)
+
+    def fits(self, p: Projection) -> Verdict:
+        verdict = can_int8(p)
+        return verdict if not verdict else multiples(p, k_multiple=mma_int8.SPAN)
+
+    def declare(self, p: Projection, key: str) -> Derived:
+        return under(int8_32(p), key)
+
+    def operands(self, w: Fields) -> tuple[Any, ...]:
+        return w.q, w.scale

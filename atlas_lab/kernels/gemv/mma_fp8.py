@@ -1,0 +1,130 @@
+"""y = x·Wᵀ for up to 16 rows of activations on tensor cores, FP8 E4M3 weights as stored."""
+
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.tile import axpy
+from atlas_lab.kernels.gemv.columns import activations, first_product, part_of, product, rows_of_tile, scaled_rows
+from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
+
+SPAN, UNIT = 128, 2048  # K, that of a block scale, and bytes of a unit of 16 rows
+RUN = 16  # K of a lane in a load
+
+
+@L.family
+def mma_fp8(
+    warps: int = 8,
+    depth: int = 4,
+    tiles: int = 1,
+    columns: int = 1,
+    blocks: int = 3,
+    whole: bool = True,
+    scale: L.Scalar = L.f32,
+    by_row: bool = False,
+    joined: bool = False,
+    pair: bool = False,
+    gate: bool = False,
+):
+    """W E4M3 `[n_i, k]` of up to three projections with their scales, F32 or BF16; x BF16 `[m, k]` (`[m, 2k]` with
+    `gate`), y BF16 `[m, n]`; m at most 8·columns, k a multiple of 16, of 128 if `whole`.
+
+    Scale `r·down + (c >> 7)·across` belongs to column c of the 128 rows number r: `down` and `across` are ceil(k/128)
+    and 1 for one scale a block of 128x128, 0 and 0 for one of the whole tensor; `by_row` reads one a row instead.
+    `first`, `second` (multiples of 128 under block scales) and `pair` as in `mma_nvfp4_lanes`. Weights become BF16 in
+    registers, exactly; sums over 128 of K are scaled and added.
+    """
+    place, fetch = activations(columns, RUN, whole=whole, gate=gate)
+    begin, add = first_product(columns, RUN), product(columns, 1, RUN)
+    scaled_add, scaled, mine = axpy(4 * columns), scaled_rows(columns), part_of(4 * columns)
+    load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
+
+    @L.device
+    def locate(args, which, row, count, k):
+        """Where the tile begins, how many rows follow, and the scales of the lane's two rows."""
+        w = one_of(which, args[0], args[2], args[4])
+        s = one_of(which, args[1], args[3], args[5])
+        here = min(row, count - 1)
+        if by_row:
+            upper, lower = rows_of_tile(row, count)
+            return L.offset(w, L.i64(here) * k), L.i32(count - 1 - here), L.offset(s, upper), L.offset(s, lower)
+        block = L.offset(s, L.i64(here >> 7) * args[6])
+        return L.offset(w, L.i64(here) * k), L.i32(count - 1 - here), block, block
+
+    @L.device
+    def copy(ring, at, source, unit, k):
+        # whole lines of 128 bytes, four rows at a time; odd rows have their halves swapped, against bank conflicts
+        lane = L.lane_id()
+        column = L.i32(unit * SPAN + RUN * (lane & 7))
+        valid = 16 if whole or column < k else 0
+        column = column if whole or column < k else L.i32(0)
+        to = L.i32(at + 128 * (lane >> 3) + 16 * ((lane & 7) ^ ((lane >> 3 & 1) << 2)))
+        for c in L.unroll(4):
+            # rows past the last repeat it; they are not stored
+            row = min(4 * c + (lane >> 3), source[1])
+            L.cp_async_16_stream(ring, to + 512 * c, source[0], L.i32(row * k + column), valid)
+
+    @L.device
+    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
+        lane = L.lane_id()
+        f = ()
+        for t in L.unroll(tiles):
+            for h in L.unroll(2):
+                step = L.i32(0 if by_row else unit * args[7])
+                f = f + (load_scale(source[4 * t + 2 + h], step),)
+        parts = ()
+        for i in L.unroll(2):
+            v = fetch(x, rows, k, L.i32(unit * SPAN + 64 * i + RUN * (lane & 3)), kind)
+            found = ()
+            for t in L.unroll(tiles):
+                here = L.i32(at + UNIT * t + 128 * (lane >> 2) + 16 * ((lane & 3) + 4 * i ^ ((lane >> 2 & 1) << 2)))
+                p, q = L.lds_v4_b32(ring, here), L.lds_v4_b32(ring, here + 1024)
+                a, b = L.e4m3x4_bf16x2(p[0]), L.e4m3x4_bf16x2(q[0])
+                if i == 0:
+                    part = begin((a[0], b[0], a[1], b[1]), v, 0)
+                else:
+                    part = add(mine(parts, t), 0, (a[0], b[0], a[1], b[1]), v, 0)
+                for j in L.unroll(1, 4):
+                    a, b = L.e4m3x4_bf16x2(p[j]), L.e4m3x4_bf16x2(q[j])
+                    part = add(part, 0, (a[0], b[0], a[1], b[1]), v, j)
+                found = found + part
+            parts = found
+        out = ()
+        for t in L.unroll(tiles):
+            if by_row:
+                out = out + scaled(mine(sums, t), mine(parts, t), f[2 * t], f[2 * t + 1])
+            else:
+                out = out + scaled_add(mine(sums, t), mine(parts, t), f[2 * t])
+        return out
+
+    run = stream(
+        Reader(SPAN, UNIT, 4, locate, copy, use, no_alpha, crosses=True),
+        place,
+        warps,
+        depth,
+        tiles,
+        columns,
+        joined,
+        pair,
+    )
+
+    @L.kernel(launch_bounds=(32 * warps, blocks))
+    def kernel(
+        w0: L.In[L.e4m3],
+        s0: L.In[scale],
+        w1: L.In[L.e4m3],
+        s1: L.In[scale],
+        w2: L.In[L.e4m3],
+        s2: L.In[scale],
+        x: L.In[L.bf16],
+        y: L.Out[L.bf16],
+        m: L.i32,
+        n: L.i32,
+        k: L.i32,
+        first: L.i32,
+        second: L.i32,
+        kind: L.i32,
+        full: L.i32,
+        down: L.i32,
+        across: L.i32,
+    ):
+        run((w0, s0, w1, s1, w2, s2, down, across), x, y, m, n, k, first, second, kind, full)
+
+    return kernel

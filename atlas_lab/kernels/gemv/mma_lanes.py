@@ -1,0 +1,106 @@
+"""y = x·Wᵀ for up to 16 rows of activations on tensor cores, NVFP4 weights repacked into the lanes' own order."""
+
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemv.columns import TILE, activations, product
+from atlas_lab.kernels.gemv.stream import Reader, one_of, stream
+
+SPAN, UNIT = 128, 1152  # K and bytes of a unit of 16 rows
+RUN = 16  # K of a lane in half a unit: one group
+# e2m1x16_small is 2^-126 of the codes; scales, 5 and 3 bits of 2^(e - 10), become 2^118 of theirs.
+SCALE_BIAS, ALPHA = 0x75807580, 256.0
+
+
+@L.family
+def mma_nvfp4_lanes(
+    warps: int = 8,
+    depth: int = 4,
+    tiles: int = 1,
+    columns: int = 1,
+    blocks: int = 3,
+    joined: bool = False,
+    pair: bool = False,
+    gate: bool = False,
+    dependent: bool = False,
+):
+    """Weights of up to three projections as `repacked_nvfp4` makes them, U8 `[ceil(n_i/16), k/128, 1152]`, and their
+    F32 tensor scales; x BF16 `[m, k]` (`[m, 2k]` with `gate`), y BF16 `[m, n]`; m at most 8·columns.
+
+    Columns of y before `first` are the first projection's, before `second` the second's, then the third's: multiples
+    of 16·tiles, or n. With `pair` the first two are gate and up, of n rows each, and y is their gated product. A code
+    times its block scale is exact in BF16; `divides` says that the tensor scale does (compressed-tensors). A block
+    computes `tiles` times 16 rows of weights; its warps take units of 128 K in turn, `depth` of them in flight.
+    The first `full` blocks compute that, those after them 16 rows each. `dependent` kernels wait for the launch before
+    them once their first weights are on the way.
+    """
+    place, fetch = activations(columns, RUN, gate=gate, ordered=dependent)
+    add = product(columns, tiles, RUN)
+
+    @L.device
+    def locate(args, which, row, count, k):
+        # a tile past the last repeats it; it is not stored
+        tile = min(row // TILE, (count - 1) // TILE)
+        return (L.offset(one_of(which, args[0], args[2], args[4]), L.i64(tile) * (k // SPAN) * UNIT),)
+
+    @L.device
+    def copy(ring, at, source, unit, k):
+        lane = L.lane_id()
+        base = L.i64(unit) * UNIT
+        L.cp_async_16(ring, at + 16 * lane, source[0], base + 16 * lane, 16)
+        L.cp_async_16(ring, at + 512 + 16 * lane, source[0], base + 512 + 16 * lane, 16)
+        L.cp_async_4(ring, at + 1024 + 4 * lane, source[0], base + 1024 + 4 * lane, 4)
+
+    @L.device
+    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
+        lane = L.lane_id()
+        column = L.i32(unit * SPAN + RUN * (lane & 3))
+        for b in L.unroll(2):
+            v = fetch(x, rows, k, column + 64 * b, kind)
+            for t in L.unroll(tiles):
+                if t < live:
+                    here = L.i32(at + UNIT * t)
+                    q = L.lds_v4_b32(ring, here + 512 * b + 16 * lane)
+                    s = L.lds_b32(ring, here + 1024 + 4 * lane)
+                    low = L.u32(L.prmt(s, 0, 0x4040 + 0x202 * b) * 16 + SCALE_BIAS)
+                    high = L.u32(L.prmt(s, 0, 0x4141 + 0x202 * b) * 16 + SCALE_BIAS)
+                    for p in L.unroll(2):
+                        c = L.e2m1x16_small(q[2 * p], q[2 * p + 1])
+                        for j in L.unroll(2):
+                            a = (
+                                L.bmul2(c[4 * j], low),
+                                L.bmul2(c[4 * j + 1], high),
+                                L.bmul2(c[4 * j + 2], low),
+                                L.bmul2(c[4 * j + 3], high),
+                            )
+                            sums = add(sums, t, a, v, 2 * p + j)
+        return sums
+
+    @L.device
+    def alpha(args, which):
+        g = L.ldg_f32(one_of(which, args[1], args[3], args[5]), 0)
+        return L.div_rn(L.f32(ALPHA), g) if args[6] else L.mul_rn(L.f32(ALPHA), g)
+
+    reader = Reader(SPAN, UNIT, 1, locate, copy, use, alpha, ragged=True)
+    run = stream(reader, place, warps, depth, tiles, columns, joined, pair, dependent)
+
+    @L.kernel(launch_bounds=(32 * warps, blocks))
+    def kernel(
+        w0: L.In[L.u8],
+        g0: L.In[L.f32],
+        w1: L.In[L.u8],
+        g1: L.In[L.f32],
+        w2: L.In[L.u8],
+        g2: L.In[L.f32],
+        x: L.In[L.bf16],
+        y: L.Out[L.bf16],
+        m: L.i32,
+        n: L.i32,
+        k: L.i32,
+        first: L.i32,
+        second: L.i32,
+        kind: L.i32,
+        full: L.i32,
+        divides: L.i32,
+    ):
+        run((w0, g0, w1, g1, w2, g2, divides), x, y, m, n, k, first, second, kind, full)
+
+    return kernel

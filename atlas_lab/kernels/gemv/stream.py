@@ -1,0 +1,139 @@
+"""How a block streams a weight for a few rows of x: tiles of 16 rows of weights, units of K copied ahead of their use.
+
+The warps of a block take the units of its tiles in turn. Each warp has a ring of `depth` units in shared memory, which
+cp.async fills: a lane reads what it copied itself, so that waiting for its own copies is all the synchronisation there
+is until the warps' sums meet.
+"""
+
+from typing import Any, NamedTuple
+
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemv.columns import TILE, finish
+from atlas_lab.kernels.lang import cuda
+
+
+class Reader(NamedTuple):
+    """How a format's weights are read; `args` are the kernel's own arguments, in a tuple.
+
+    A unit is 16 rows by `span` K, `size` bytes of a warp's ring. `locate(args, which, row, count, k)` returns the
+    pointers of the tile of projection `which` that begins at its row `row` of `count`;
+    `copy(ring, at, source, unit, k)` starts the copies of a unit to byte `at`;
+    `use(sums, ring, at, source, args, x, rows, k, unit, kind, live)` adds the units of the first `live` tiles, whose
+    sources follow each other;
+    `alpha(args, which)` is what the sums are multiplied by. `crosses` says that lanes read what others copied,
+    `ragged` that `use` heeds `live`; where it does not, all tiles are.
+    """
+
+    span: int
+    size: int
+    pointers: int
+    locate: Any
+    copy: Any
+    use: Any
+    alpha: Any
+    crosses: bool = False
+    ragged: bool = False
+
+
+@L.device
+def segment(row, n, first, second):
+    """Which projection column `row` of y belongs to, the row of that projection's weight, and how many it has."""
+    which, begin, end = 0, 0, first
+    if row >= second:
+        which, begin, end = 2, second, n
+    elif row >= first:
+        which, begin, end = 1, first, second
+    return which, L.i32(row - begin), L.i32(end - begin)
+
+
+@L.device
+def one_of(which, a, b, c):
+    """a, b or c."""
+    if which == 1:
+        a = b
+    if which == 2:
+        a = c
+    return a
+
+
+@L.device
+def no_alpha(args, which):
+    return L.f32(1)
+
+
+@L.device
+def wait_and_signal():
+    """Wait for the launches before this one; let the next one begin to fetch its weights."""
+    L.grid_launch_dependents()
+    L.grid_wait()
+
+
+@L.device
+def nothing():
+    return None
+
+
+def stream(
+    reader: Reader,
+    place: Any,
+    warps: int,
+    depth: int,
+    tiles: int,
+    columns: int,
+    joined: bool,
+    pair: bool,
+    dependent: bool = False,
+):
+    """A device function `(args, x, y, m, n, k, first, second, kind, full)`: all that the kernel does."""
+    span, size = reader.span, reader.size * tiles
+    locate, copy, use = reader.locate, reader.copy, reader.use
+    store = finish(warps, columns, tiles, pair, reader.alpha)
+    after_others = wait_and_signal if dependent else nothing
+    each, crosses, ragged = reader.pointers, reader.crosses, reader.ragged
+
+    @L.device
+    def start(ring, slot, source, unit, units, k, live):
+        if unit < units:
+            for t in L.unroll(tiles):
+                mine = ()
+                for p in L.unroll(each):
+                    mine = mine + (source[each * t + p],)
+                if not ragged or t < live:
+                    copy(ring, L.i32(slot + reader.size * t), mine, unit, k)
+        L.cp_async_commit()
+
+    @L.device
+    def run(args, x, y, m, n, k, first, second, kind, full):
+        block = L.i32(cuda.blockIdx.x)
+        row, live = L.i32(block * (TILE if pair else TILE * tiles)), L.i32(tiles)
+        if ragged and tiles > 1 and not pair and block >= full:
+            row, live = L.i32(full * (TILE * tiles) + (block - full) * TILE), L.i32(1)
+        which, inside, count = 0, row, n
+        if joined:
+            which, inside, count = segment(row, n, first, second)
+        source = ()
+        for t in L.unroll(tiles):
+            source = source + locate(args, t if pair else which, inside + (0 if pair else TILE * t), count, k)
+        units = L.i32((k + span - 1) // span)
+        ring = L.offset(L.dynamic_shared(L.u8, 0), L.warp_id() * depth * size)
+        for u in L.unroll(depth):
+            start(ring, u * size, source, L.i32(L.warp_id() + u * warps), units, k, live)
+        after_others()
+        rows = place(m, k)
+        sums = L.zeros(4 * columns * tiles)
+        unit, slot = L.i32(L.warp_id()), L.i32(0)
+        while unit < units:
+            L.cp_async_wait(depth - 1)
+            if crosses:
+                cuda.syncwarp()
+            sums = use(sums, ring, slot, source, args, x, rows, k, unit, kind, live)
+            if crosses:
+                cuda.syncwarp()
+            start(ring, slot, source, L.i32(unit + depth * warps), units, k, live)
+            slot = L.i32(slot + size)
+            if slot == depth * size:
+                slot = L.i32(0)
+            unit = L.i32(unit + warps)
+        store(y, sums, args, which, row, min(count - inside, TILE * live), m, n, kind)
+
+    return run
