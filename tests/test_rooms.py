@@ -18,11 +18,12 @@ ROOMS = (
     "experiments", "testing", "cli",
 )  # fmt: skip
 COMPILERS = ("numba", "numba_cuda", "llvmlite")
-PEERS = ("torch", "triton", "transformers", "compressed_tensors")
+PEERS = ("torch", "triton", "transformers", "compressed_tensors", "humming")
 # Imports inside functions that are what the file is for.
 EXEMPT = {
     ("cli/doctor.py", "numba"): "says whether it can be imported",
-    ("experiments/peers.py", "torch"): "is compared with, where it is installed",
+    ("experiments/peer_graph.py", "torch"): "is compared with, where it is installed",
+    ("experiments/peer_humming.py", "humming"): "is compared with, where it is installed",
 }
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
 HOMES = {name: module for module, names in atlas_lab._HOMES.items() for name in names}

@@ -1,0 +1,178 @@
+"""The gated feed-forward block as one program: y = down(activation(gate·x) · (up·x)), norm excluded.
+
+The gated product is computed in one of three places: the epilogue of gate and up, a launch of its own, or down's
+input. All round gate·x, up·x and the product to BF16 and share one function, so that they agree bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from atlas_lab.core.arm import Arm
+from atlas_lab.core.call import Epilogue, Operand
+from atlas_lab.core.context import Context
+from atlas_lab.core.launch import Launch, Program
+from atlas_lab.core.program import PlanError, program_of, projection_call
+from atlas_lab.core.projection import Projection, label_of
+from atlas_lab.core.route import Assignment, Route
+from atlas_lab.core.tensor import Tensor
+from atlas_lab.kernels.activation.gated import KINDS
+from atlas_lab.kernels.activation.product import THREADS, VECTOR, gated_product
+from atlas_lab.kernels.lang import grid_wait
+
+GATE, UP, DOWN = "ffn.gate", "ffn.up", "ffn.down"
+
+
+def ffn_program(
+    gate_up: Route, down: Route, m: int, context: Context, arms: Mapping[str, Arm]
+) -> tuple[Program, tuple[str, ...]]:
+    """The program of a block for `m` rows, and a sentence for each thing that the levers ask for and an arm cannot do.
+
+    `gate_up` and `down` are the routes of its two sites, `arms` those that serve them, by name. Ports: x BF16
+    `[m, hidden]` in, y BF16 `[m, hidden]` out, named `layers.0.ffn/x` and `/y`. Temporaries, all BF16: `/h` `[m, i]`,
+    the gated product; before it, unless it is an epilogue, `/gu` `[m, 2i]` of an arm that serves both as a group, or
+    `/g` and `/u` `[m, i]`; with the product in down's input there is no `/h`.
+
+    The lever `gated` says where the product is computed; where an arm does not serve that, a launch of its own does
+    it. The lever `pdl` makes all launches dependent whose arms have such a form, on targets that run it.
+
+    Raises PlanError where the shapes or the activation are no gated block's, and as `program_of`; RouteError where
+    nothing serves a role for `m` rows.
+    """
+    return _Block(gate_up, down, m, context, arms).program()
+
+
+@dataclass
+class _Block:
+    gate_up: Route
+    down: Route
+    m: int
+    context: Context
+    arms: Mapping[str, Arm]
+    said: list[str] = field(default_factory=list)
+    parts: list[Program] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+    temporaries: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        gate, up, down = self.gate_up.site[GATE], self.gate_up.site[UP], self.down.site[DOWN]
+        self.label = label_of(gate.layer, "ffn")
+        if not gate.n == up.n == down.k:
+            found = f"found N={gate.n} of gate, N={up.n} of up, K={down.k} of down"
+            raise PlanError(f"{self.label}: {found}, expected one intermediate size")
+        if self.context.dims.activation not in KINDS:
+            raise PlanError(
+                f"{self.label}: found activation {self.context.dims.activation!r}, expected one of {', '.join(KINDS)}"
+            )
+        self.width = gate.n
+        self.activation = self.context.dims.activation
+        self.waits = self.context.levers.pdl and self.context.target.meets(grid_wait.needs)
+        first = (self.gate_up.at(GATE, self.m), self.gate_up.at(UP, self.m))
+        self.first, self.second = tuple(dict.fromkeys(first)), self.down.at(DOWN, self.m)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether one call computes gate, then up."""
+        return self.first[0].roles == (GATE, UP)
+
+    def program(self) -> tuple[Program, tuple[str, ...]]:
+        m, i = self.m, self.width
+        x = Tensor("bf16", (m, self.gate_up.site.k), f"{self.label}/x")
+        y = Tensor("bf16", (m, self.down.site[DOWN].n), f"{self.label}/y")
+        place = self._place()
+        if place == "epilogue":
+            h = self._temporary("h", i)
+            self._project(self.first[0], x, h, epilogue=Epilogue(activation=self.activation))
+            self._project(self.second, h, y)
+        elif place == "input":
+            gu = self._temporary("gu", 2 * i)
+            self._project(self.first[0], x, gu)
+            self._project(self.second, gu, y, prologue=self.activation)
+        else:
+            g, u = self._halves(x)
+            h = self._temporary("h", i)
+            self.launches.append(self._gated(g, u, h))
+            self._project(self.second, h, y)
+        served = ", ".join(dict.fromkeys(a.arm for a in (*self.first, self.second)))
+        made = Program(
+            name=f"{self.label} M={m} {served}, gated={place}",
+            launches=tuple(self.launches),
+            inputs=(x,),
+            outputs=(y,),
+            persistent=tuple(dict.fromkeys(t for p in self.parts for t in p.persistent)),
+            temporaries=tuple(self.temporaries),
+        )
+        return made, tuple(dict.fromkeys(self.said))
+
+    def _place(self) -> str:
+        """Where the gated product is computed, and in `said` why not where the lever asks for it."""
+        wanted = self.context.levers.gated
+        lacks = ""
+        if wanted != "launch" and not self.grouped:
+            names = list(dict.fromkeys(a.arm for a in self.first))
+            serve = "serves" if len(names) == 1 else "serve"
+            lacks = f"{' and '.join(names)} {serve} {GATE} and {UP} in calls of their own"
+        elif wanted == "epilogue" and "activation" not in self.arms[self.first[0].arm].epilogues:
+            lacks = f"arm {self.first[0].arm} fuses no activation"
+        elif wanted == "input" and self.activation not in self.arms[self.second.arm].prologues:
+            lacks = f"arm {self.second.arm} does not fuse {self.activation} into its input"
+        if lacks:
+            self.said.append(f"{self.label} M={self.m}: gated={wanted}: {lacks}: a launch makes the gated product")
+            return "launch"
+        return wanted
+
+    def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """gate·x and up·x, of one call or of two."""
+        m, i = self.m, self.width
+        if len(self.first) == 1:
+            gu, roles = self._temporary("gu", 2 * i), self.first[0].roles
+            self._project(self.first[0], x, gu)
+            g, u = (gu.view(i * roles.index(role), (m, i), (2 * i, 1)) for role in (GATE, UP))
+        else:
+            g, u = self._temporary("g", i), self._temporary("u", i)
+            for a, out in zip(self.first, (g, u), strict=True):
+                self._project(a, x, out)
+        return g, u
+
+    def _temporary(self, name: str, columns: int) -> Tensor:
+        t = Tensor("bf16", (self.m, columns), f"{self.label}/{name}")
+        self.temporaries.append(t)
+        return t
+
+    def _project(
+        self, a: Assignment, x: Tensor, y: Tensor, *, epilogue: Epilogue = Epilogue(), prologue: str = ""
+    ) -> None:
+        """The launches of one call of an arm."""
+        arm = self.arms[a.arm]
+        if self.waits and not arm.dependent:
+            roles = " and ".join(a.roles)
+            self.said.append(f"{self.label} M={self.m}: pdl: arm {arm.name} has no dependent launches for {roles}")
+        call = replace(
+            projection_call(self._members(a), a, self.m, self.context, epilogue),
+            x=Operand(x),
+            y=Operand(y),
+            prologue=prologue,
+            dependent=self.waits and arm.dependent,
+        )
+        made = program_of(arm, call)
+        self.parts.append(made)
+        self.launches += made.launches
+        self.temporaries += made.temporaries
+
+    def _members(self, a: Assignment) -> tuple[Projection, ...]:
+        site = self.down.site if a is self.second else self.gate_up.site
+        return tuple(site[role] for role in a.roles)
+
+    def _gated(self, g: Tensor, u: Tensor, h: Tensor) -> Launch:
+        i = self.width
+        vector = i % VECTOR == 0
+        rows = tuple(t.strides[0] if t.strides else i for t in (g, u))
+        return Launch(
+            gated_product(vector=vector, dependent=self.waits),
+            grid=(-(-i // (THREADS * (VECTOR if vector else 1))), self.m),
+            block=THREADS,
+            args=(g, u, h, i, *rows, KINDS.index(self.activation)),
+            pdl=self.waits,
+            label="gated product",
+        )
