@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "core.arm": ("Arm",),
     "core.call": ("Call", "Epilogue", "Operand"),
+    "core.chip": ("Work", "ranked"),
     "core.context": ("Context", "ModelDims", "Order", "Pin", "Preferences"),
     "core.declare": ("Bind", "Derived"),
     "core.hookspecs": ("hookimpl",),
@@ -23,6 +24,7 @@ _HOMES = {
     "core.rows": ("Rows", "rows", "rows_from"),
     "core.target": ("Target",),
     "core.tensor": ("Tensor", "TensorMap"),
+    "core.tuning": ("Setting", "chosen", "setting"),
     "core.verdict": ("Verdict", "no", "yes"),
 }
 _HOME = {name: f"atlas_lab.{module}" for module, names in _HOMES.items() for name in names}
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from atlas_lab.core.call import Call as Call
     from atlas_lab.core.call import Epilogue as Epilogue
     from atlas_lab.core.call import Operand as Operand
+    from atlas_lab.core.chip import Work as Work
+    from atlas_lab.core.chip import ranked as ranked
     from atlas_lab.core.context import Context as Context
     from atlas_lab.core.context import ModelDims as ModelDims
     from atlas_lab.core.context import Order as Order
@@ -60,6 +64,9 @@ if TYPE_CHECKING:
     from atlas_lab.core.target import Target as Target
     from atlas_lab.core.tensor import Tensor as Tensor
     from atlas_lab.core.tensor import TensorMap as TensorMap
+    from atlas_lab.core.tuning import Setting as Setting
+    from atlas_lab.core.tuning import chosen as chosen
+    from atlas_lab.core.tuning import setting as setting
     from atlas_lab.core.verdict import Verdict as Verdict
     from atlas_lab.core.verdict import no as no
     from atlas_lab.core.verdict import yes as yes

@@ -16,12 +16,23 @@ from atlas_lab.core.levers import LeverError
 from atlas_lab.core.program import PlanError
 from atlas_lab.core.registry import PluginError
 from atlas_lab.core.route import RouteError
+from atlas_lab.core.tuning import TuningError
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.formats import FormatError
 from atlas_lab.runtime.errors import DeviceError
 
 # Each is one sentence about something that was handed to us.
-REFUSALS = (ConfigError, CheckpointError, PluginError, RouteError, PlanError, LeverError, DeviceError, FormatError)
+REFUSALS = (
+    ConfigError,
+    CheckpointError,
+    PluginError,
+    RouteError,
+    PlanError,
+    LeverError,
+    TuningError,
+    DeviceError,
+    FormatError,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

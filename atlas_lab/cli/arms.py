@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from atlas_lab.cli.common import DONE, Common, app, verb
+from atlas_lab.core.arm import kernels_of
 from atlas_lab.core.numbers import Rounded
 from atlas_lab.core.registry import Fault, Plugin
 from atlas_lab.core.resolve import Entry
@@ -66,7 +67,7 @@ def _arm(e: Entry) -> dict[str, Any]:
         "rows": [e.arm.rows.first, e.arm.rows.last],
         "source": e.arm.source,
         "activation": e.arm.activation,
-        "kernels": [k.entry for k in e.arm.kernels],
+        "kernels": [k.entry for k in kernels_of(e.arm)],
         "needs": _needs(e),
         "min_snr_db": e.arm.accuracy.min_snr_db if e.arm.accuracy else None,
         "reduction_class": e.arm.reduction_class.id if e.arm.reduction_class else None,

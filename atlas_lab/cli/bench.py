@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +12,12 @@ import typer
 from atlas_lab.cli.common import DONE, INTERRUPTED, SAYS_NO, Common, app, verb
 from atlas_lab.cli.progress import progress
 from atlas_lab.experiments import performance, results
-from atlas_lab.experiments.bench import run_bench, says_no
+from atlas_lab.experiments.bench import ROUNDS, run_bench, says_no
 from atlas_lab.experiments.bench_results import BenchResult, read_bench
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.report import interval, number, row, table
 from atlas_lab.experiments.session import SEED
+from atlas_lab.experiments.stats import LEAST_BLOCKS
 from atlas_lab.experiments.suites import suite as suite_named
 
 PAGE = Path("docs/performance.md")
@@ -26,7 +28,11 @@ FOLDER = Path("benchmarks")
 def bench(
     common: Common,
     suite: Annotated[str, typer.Option(help="Which cases.")] = "foundation",
+    only: Annotated[
+        str, typer.Option(metavar="GLOB", help="Those whose name matches; the result goes to --json.")
+    ] = "",
     peers: Annotated[bool, typer.Option("--peers", help="Measure what one would use instead, too.")] = False,
+    rounds: Annotated[int, typer.Option(min=LEAST_BLOCKS, help="Blocks of everything that is compared.")] = ROUNDS,
     seed: Annotated[int, typer.Option(help="Of activations, order and intervals.")] = SEED,
     render: Annotated[
         Path | None, typer.Option(metavar="JSON", help="Measure nothing: write the page of this result.")
@@ -35,21 +41,25 @@ def bench(
 ) -> int:
     """Measure arms at full size on this GPU, against the read kernel and their peers, in one run.
 
-    The result goes to benchmarks/SUITE.json, or to --json. Exit status 1 where a case fails parity or a bound.
+    The result goes to benchmarks/SUITE.json, or to --json; of a part of the suite to --json alone. Exit status 1 where
+    a case fails parity or a bound.
     """
     if render is not None:
         results.writable(to, "--to")
         results.write(to, performance.render(read_bench(render), render))
         common.console.print(f"written: {to}", markup=False)
         return DONE
-    cases = suite_named(suite)
+    cases = suite_named(suite, only)
     registry = common.registry(common.load())
-    unknown = [c.arm for c in cases if c.arm not in {e.arm.name for e in registry.entries}]
+    known = {e.arm.name for e in registry.entries}
+    unknown = [a for c in cases for a in c.arms if a not in known]
     if unknown:
         raise ConfigError(f"--suite {suite}: found no arm {', '.join(dict.fromkeys(unknown))}, expected it installed")
     result = BenchResult()
     status = DONE
-    command = f"atlas-lab bench --suite {suite}{' --peers' if peers else ''} --seed {seed}"
+    said = {"--suite": suite, "--only": only, "--rounds": str(rounds) if rounds != ROUNDS else ""}
+    options = [f"{name} {shlex.quote(value)}" for name, value in said.items() if value]
+    command = " ".join(["atlas-lab bench", *options, *(["--peers"] if peers else []), f"--seed {seed}"])
     try:
         with progress(common.alone) as notify:
             run_bench(
@@ -59,6 +69,7 @@ def bench(
                 common.said,
                 with_peers=peers,
                 seed=seed,
+                rounds=rounds,
                 command=command,
                 result=result,
                 notify=notify,
@@ -68,15 +79,17 @@ def bench(
         status = INTERRUPTED
     _print(common, result)
     if result.cells:
-        _give(common, suite, result)
+        _give(common, suite, result, part=bool(only))
     return status or (SAYS_NO if says_no(result) else DONE)
 
 
-def _give(common: Common, suite: str, result: BenchResult) -> None:
-    """To `--json`, else into benchmarks/."""
+def _give(common: Common, suite: str, result: BenchResult, part: bool) -> None:
+    """To `--json`, else into benchmarks/ unless it is a part of the suite."""
     text = results.dumps(result)
     if common.json is not None:
         common.give(text)
+        return
+    if part:
         return
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{suite}.json"
@@ -97,6 +110,9 @@ def _print(common: Common, result: BenchResult) -> None:
     for c in result.cells:
         if c.status in ("failed", "crashed"):
             common.console.print(f"[red]{c.status}[/red]: {c.name}: {c.reason}")
+        wrong = c.peer_failed or (c.peer.wrong and f"peer {c.peer.name}: {c.peer.wrong}" if c.peer else "")
+        if wrong:
+            common.console.print(f"[red]no peer[/red]: {c.name}: {wrong}")
         for m in c.must:
             word = "met" if m.passed else "[red]NOT MET[/red]"
             common.console.print(f"must {m.name} {m.limit:g}: {c.name}: {word}, found {m.found:.3f}")

@@ -11,7 +11,9 @@ from importlib import metadata
 from typing import Any
 
 from atlas_lab.cli.common import DONE, SAYS_NO, Common, app, verb
-from atlas_lab.core.registry import load_registry
+from atlas_lab.core.registry import Registry, load_registry
+from atlas_lab.core.tuned_file import shipped_table
+from atlas_lab.core.tuning import TuningError, faults
 from atlas_lab.experiments import config
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.report import row, table
@@ -111,6 +113,23 @@ def _cache() -> Row:
     return ("cache", "ok", f"{folder}, {size / 1e6:.1f} MB")
 
 
+def _tables(registry: Registry) -> list[Row]:
+    """The tuned table of every target that has one, and each choice in it that no arm can run with."""
+    rows: list[Row] = []
+    for t in registry.targets.values():
+        what = f"tuned table {t.name}"
+        try:
+            table = shipped_table(t.name)
+        except TuningError as e:
+            rows.append((what, "fault", str(e)))
+            continue
+        wrong = faults(table, [e.arm for e in registry.entries], t)
+        rows += [(what, "fault", sentence) for sentence in wrong]
+        if table.choices and not wrong:
+            rows.append((what, "ok", f"{len(table.choices)} settings, all of which their arms know"))
+    return rows or [("tuned tables", "missing", "none: arms run with the chip model's first setting")]
+
+
 def _settings(common: Common) -> list[Row]:
     """The settings file, what is installed, and every plugin that failed."""
     rows: list[Row] = []
@@ -129,6 +148,7 @@ def _settings(common: Common) -> list[Row]:
         except ConfigError as e:
             rows.append(("settings", "fault", str(e)))
             break
+    rows += _tables(registry)
     rows.append(("arms", "ok", ", ".join(e.arm.name for e in registry.entries) or "none"))
     for f in registry.faults:
         origin = f"{f.plugin.distribution} {f.plugin.version}".strip() or f.plugin.where

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +20,7 @@ from atlas_lab.experiments.parity import ParityResult
 from atlas_lab.experiments.parity_child import run_isolated
 from atlas_lab.experiments.report import number, row, table
 from atlas_lab.experiments.results import clean
-from atlas_lab.experiments.settings import from_here, known_arm
+from atlas_lab.experiments.settings import chosen_arms, from_here
 from atlas_lab.runtime.device import Device, open_device
 
 Found = tuple[Check, ParityResult]
@@ -41,7 +40,7 @@ def parity(
     """
     loaded = common.load()
     registry = common.registry(loaded)
-    chosen = _chosen(registry, arms or ["*"])
+    chosen = chosen_arms(registry, arms or ["*"])
     found: list[Found] = []
     with open_device(common.device) as device, progress(common.alone) as notify:
         budget: Budget = "gpu" if device.name == "cuda" else "interpreter"
@@ -62,15 +61,6 @@ def parity(
     }
     common.give(json.dumps(clean(answer), indent=1) + "\n")
     return SAYS_NO if any(not r.ok and not r.skipped for _, r in found) else DONE
-
-
-def _chosen(registry: Registry, patterns: Sequence[str]) -> list[Arm]:
-    """Arms by name or pattern, in their own order; raises ConfigError for one that matches nothing."""
-    held = [e.arm for e in registry.entries]
-    for p in patterns:
-        if not any(fnmatchcase(a.name, p) for a in held):
-            known_arm(registry, p)
-    return [a for a in held if any(fnmatchcase(a.name, p) for p in patterns)]
 
 
 def _run(

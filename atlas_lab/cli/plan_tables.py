@@ -11,6 +11,7 @@ from atlas_lab.core.projection import HEAD
 from atlas_lab.core.rows import Rows
 from atlas_lab.experiments import grouping
 from atlas_lab.experiments.grouping import Group, Line, span
+from atlas_lab.experiments.invariant import kept_rows
 from atlas_lab.experiments.plan_diff import Diff
 from atlas_lab.experiments.report import megabytes, row, table
 from atlas_lab.experiments.whole_model import NO_ARM, ModelPlan
@@ -25,6 +26,8 @@ def print_plan(p: ModelPlan, console: Console) -> None:
     levers = ", ".join(f"{n}={str(v).lower()} ({p.context.levers.origin(n)})" for n, v in p.context.levers.items())
     console.print(f"\n[bold]{escape(p.name)}[/bold] on {target.name} ({target.arch}); levers: {levers}")
     _routes(p, console)
+    for line in kept_rows(p.routes):
+        console.print(line, markup=False)
     _gaps(p, console)
     _refusals(p, console)
     _residency(p, console)
@@ -48,6 +51,9 @@ def print_explained(p: ModelPlan, wanted: str, console: Console) -> None:
     served += [f"M {g.rows} by none" for g in p.gaps if (g.layer, g.role) == (q.layer, role)]
     console.print(f"\n[bold]{escape(p.name)}[/bold]: {q.label}, {q.n} x {q.k} in {q.weight.format}")
     console.print(t)
+    for c in p.considered(wanted):
+        if c.note:
+            console.print(f"{c.arm}: {c.note}", markup=False)
     console.print(f"served: {'; '.join(served)}", markup=False)
 
 

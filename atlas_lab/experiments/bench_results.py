@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from atlas_lab.experiments.results import LaunchResult, ParityResult, Part, read
 from atlas_lab.experiments.stats import interval, ratio
 
 BENCH = "atlas-lab.bench/1"
+FLOORS = 1.4  # what one row may take before more rows are measured against that
 
 
 class Measured(Part):
@@ -41,19 +43,22 @@ def relative(theirs: list[float], ours: list[float], seed: int) -> Relative:
 
 
 class PeerResult(Part):
-    """A peer's time in the same run. `rel_l2` is the distance of its output from the float64 product."""
+    """A peer's time in the same run, over weights in the format `weights`. `rel_l2` is the distance of its output from
+    the float64 product of those; `wrong` says why it is no yardstick: its output is too far from that."""
 
     name: str
     version: str
+    weights: str = "bf16"
     kernels: list[str] = Field(default_factory=list)
     reason: str = ""
     time: Measured
     rel_l2: float | None = None
+    wrong: str = ""
     ours: Relative
 
 
 class Must(Part):
-    """What a case must reach: `of_peer`, `of_floor` or `of_copy`."""
+    """What a case must reach: `of_peer`, `of_floor`, `of_one_row` or `of_copy`."""
 
     name: str
     limit: float
@@ -63,7 +68,8 @@ class Must(Part):
 
 class BenchCell(Part):
     """One case. `read` is the read kernel over the same bytes in the same run; `floor_us` the larger of that and of the
-    operations over their pipe's rate, `share` floor over time."""
+    operations over their pipe's rate, `share` floor over time. `used` says which projections of which models have the
+    shape; `peer_failed` why the peer gave no time."""
 
     name: str
     arm: str
@@ -71,6 +77,7 @@ class BenchCell(Part):
     n: int
     k: int
     m: int
+    used: list[str] = Field(default_factory=list)
     status: Literal["passed", "failed", "crashed", "not run"] = "not run"
     reason: str = ""
     bytes: int = 0
@@ -84,7 +91,14 @@ class BenchCell(Part):
     share: float | None = None
     of_read: Relative | None = None
     peer: PeerResult | None = None
+    peer_failed: str = ""
     must: list[Must] = Field(default_factory=list)
+
+
+def one_row(cell: BenchCell, cells: Sequence[BenchCell]) -> BenchCell | None:
+    """The measured case of the same arm and weight for one row."""
+    same = (cell.arm, cell.format, cell.n, cell.k, 1)
+    return next((c for c in cells if c.ours and (c.arm, c.format, c.n, c.k, c.m) == same), None)
 
 
 class BenchResult(Part):

@@ -15,6 +15,8 @@ from atlas_lab.core.route import Route
 from atlas_lab.core.rows import Rows, rows_from
 from atlas_lab.core.target import Target, shipped_targets
 from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tuned_file import shipped_table
+from atlas_lab.core.tuning import Choice, Setting, Table
 from atlas_lab.core.verdict import Verdict, no
 from atlas_lab.formats import Spec, get
 
@@ -26,7 +28,8 @@ STORED = ("", "bf16 scales", "other scale shape")
 @dataclass(frozen=True)
 class Case:
     """`n` is of each role, `m` the rows of x. `values` are one of VALUES, `stored` one of STORED, `levers` differ from
-    the defaults. Plain data: `Case.of(case.to_json())` is the same case."""
+    the defaults, `setting` is one of the arm's where it is not to choose. Plain data:
+    `Case.of(case.to_json())` is the same case."""
 
     arm: str
     roles: tuple[str, ...]
@@ -39,6 +42,7 @@ class Case:
     values: str = "heavy"
     stored: str = ""
     levers: tuple[tuple[str, Any], ...] = ()
+    setting: Setting = ()
 
     @property
     def id(self) -> str:
@@ -46,7 +50,8 @@ class Case:
         levers = [f"{name}={str(value).lower()}" for name, value in self.levers]
         kind = [self.values] if self.values != "heavy" else []
         parts = (self.format, "+".join(self.roles), f"m{self.m}", f"n{self.n}", f"k{self.k}")
-        return "-".join((*parts, *kind, *self.stored.split(), *levers)).replace(".", "_")
+        tuned = [f"{name}={value}" for name, value in self.setting]
+        return "-".join((*parts, *kind, *self.stored.split(), *levers, *tuned)).replace(".", "_")
 
     def __str__(self) -> str:
         shape = f"M={self.m}, N={self.n}, K={self.k}"
@@ -58,7 +63,8 @@ class Case:
     @classmethod
     def of(cls, data: dict[str, Any]) -> Case:
         levers = tuple((name, value) for name, value in data["levers"])
-        return cls(**{**data, "roles": tuple(data["roles"]), "levers": levers})
+        tuned = tuple((name, value) for name, value in data.get("setting", ()))
+        return cls(**{**data, "roles": tuple(data["roles"]), "levers": levers, "setting": tuned})
 
 
 class _Anything(Arm):
@@ -106,7 +112,8 @@ def site_of(case: Case) -> Site:
 
 def base_context(target: Target) -> Context:
     """What a parity run decides from besides its case."""
-    return Context(target, ModelDims("parity", hidden=1, intermediate=1, layers=1))
+    dims = ModelDims("parity", hidden=1, intermediate=1, layers=1)
+    return Context(target, dims, table=shipped_table(target.name))
 
 
 def target_for(arm: Arm, target: Target) -> Target:
@@ -118,10 +125,14 @@ def target_for(arm: Arm, target: Target) -> Target:
 
 
 def context_of(case: Case, base: Context, *, pinned: bool = True) -> Context:
-    """`base` for this case alone: its rows, its levers, its arm pinned."""
+    """`base` for this case alone: its rows, its levers, its arm pinned, its setting the tuned one."""
     pins = tuple(Pin(role, case.arm, origin="parity") for role in case.roles) if pinned else ()
     levers: Levers = base.levers.with_values(dict(case.levers), "parity") if case.levers else base.levers
-    return replace(base, rows=(Rows(case.m, case.m),), levers=levers, preferences=Preferences(pins))
+    table = base.table
+    if case.setting:
+        table = Table.of([Choice(case.arm, case.n * len(case.roles), case.k, case.setting)])
+    rows = (Rows(case.m, case.m),)
+    return replace(base, rows=rows, levers=levers, preferences=Preferences(pins), table=table)
 
 
 def verdict_of(case: Case, arm: Arm, base: Context) -> Verdict:

@@ -12,7 +12,7 @@ from typing import Literal
 from atlas_lab.checkpoint.qwen35 import MODULES
 from atlas_lab.core.arm import Arm, is_group
 from atlas_lab.core.context import Context
-from atlas_lab.core.levers import NAMES
+from atlas_lab.core.levers import NAMES, others
 from atlas_lab.core.program import program_of, projection_call
 from atlas_lab.core.target import Target, shipped_targets
 from atlas_lab.core.verdict import Verdict
@@ -177,10 +177,12 @@ def _full_size(d: _Drawer, *, first: bool) -> list[Case]:
 
 
 def _awkward(values: Iterable[int], low: int, high: int) -> int:
-    """Of the values above `low` up to `high`, the largest of those that 2 divides the fewest times; the last one where
-    there is none between."""
+    """Of the values above `low` up to `high`, the largest of those that 2 divides the fewest times; the first
+    larger one where there is none between."""
     among = [v for v in values if low < v <= high]
-    return max(among, key=lambda v: (-(v & -v), v)) if among else list(values)[-1]
+    if among:
+        return max(among, key=lambda v: (-(v & -v), v))
+    return next((v for v in values if v > high), list(values)[-1])
 
 
 def _first(values: Sequence[int], wanted: Callable[[int], bool]) -> int:
@@ -191,19 +193,22 @@ def _levers(arm: Arm, base: Context, drawn: Sequence[Case]) -> Iterator[Case]:
     """One case for each lever that changes what the arm launches."""
     for c in drawn[:1]:
         for name in NAMES:
-            flipped = replace(c, levers=((name, not getattr(base.levers, name)),), why=f"lever {name}")
-            if launched(flipped, arm, base) != launched(c, arm, base):
-                yield flipped
+            for value in others(name, getattr(base.levers, name)):
+                flipped = replace(c, levers=((name, value),), why=f"lever {name}")
+                if launched(flipped, arm, base) != launched(c, arm, base):
+                    yield flipped
 
 
 def _unreached(arm: Arm, known: Mapping[str, Format], base: Context, drawn: Sequence[Case]) -> Iterator[Case]:
     """A case for each kernel that no case so far launches, where a small shape does. Awkward shapes alone would try
-    nothing but an arm's slowest loads: kernels are chosen by what divides N and K, by M, by how a weight is stored."""
+    nothing but an arm's slowest loads: kernels are chosen by what divides N and K, by M, by how a weight is stored
+    and by settings."""
     left = set(arm.kernels) - {k for c in drawn for k in launched(c, arm, base)}
     flips = [(), *dict.fromkeys(c.levers for c in drawn if c.levers)]
     for c in _even(arm, known, base) if left else ():
-        for levers in flips:
-            flipped = replace(c, levers=levers)
+        settings = arm.settings(c.n * len(c.roles), c.k, base.target)
+        for levers, s in product(flips, settings or [()]):
+            flipped = replace(c, levers=levers, setting=s)
             found = left & set(launched(flipped, arm, base))
             if found:
                 left -= found

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from atlas_lab.core.arm import Arm
+from atlas_lab.core.arm import Arm, kernels_of
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Derived
 from atlas_lab.core.numbers import snr_db
@@ -81,7 +81,7 @@ def checks_of(
         out.append(Check("teeth", arm.name, teeth_case(arm, target)))
         if arm.reduction_class is not None:
             out.append(Check("reduction", arm.name, drawn[0]))
-    archs = dict.fromkeys(a for kernel in arm.kernels for a in architectures(kernel.needs))
+    archs = dict.fromkeys(a for kernel in kernels_of(arm) for a in architectures(kernel.needs))
     return (*out, *(Check("compile", arm.name, arch=a) for a in archs))
 
 
@@ -121,7 +121,7 @@ def _compile(check: Check, arm: Arm, base: Context) -> ParityResult:
     missing = compiler_missing()
     if missing is not None:
         return ParityResult(False, missing, skipped=True)
-    kernels = [k for k in dict.fromkeys(arm.kernels) if check.arch in architectures(k.needs)]
+    kernels = [k for k in kernels_of(arm) if check.arch in architectures(k.needs)]
     problems = [p for kernel in kernels for p in check_kernel(kernel, check.arch)]
     return ParityResult(not problems, "; ".join(problems))
 

@@ -15,6 +15,7 @@ from atlas_lab.core.context import Context, ModelDims
 from atlas_lab.core.levers import nearest
 from atlas_lab.core.registry import Registry
 from atlas_lab.core.target import Target
+from atlas_lab.core.tuned_file import shipped_table
 from atlas_lab.experiments.config import Loaded
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.session import open_session, target_for
@@ -132,6 +133,7 @@ class Planner:
             levers=levers_for(self.loaded, self.said, target, chosen),
             tensor_parallel=self.tensor_parallel,
             preferences=preferences_for(self.loaded, variant, chosen),
+            table=shipped_table(target.name),
         )
 
 

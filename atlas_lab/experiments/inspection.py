@@ -5,30 +5,28 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from atlas_lab.checkpoint.qwen35 import MODULES
 from atlas_lab.core.arm import Arm
+from atlas_lab.core.chip import WARP, limits
 from atlas_lab.core.context import Context, ModelDims, Pin, Preferences
 from atlas_lab.core.launch import Launch
+from atlas_lab.core.program import program_of
 from atlas_lab.core.projection import Projection, Site, WeightSource
 from atlas_lab.core.registry import Registry
 from atlas_lab.core.rows import Rows
 from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import Tensor, round_up
+from atlas_lab.core.tuned_file import shipped_table
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.plan import plan_variant
 from atlas_lab.formats.base import Format
+from atlas_lab.kernels.lang import grid_wait
 from atlas_lab.kernels.lang.compile import Compiled
 
 ROWS = (1, 16, 64, 4096)
-WARP = 32
-# Registers are given out a warp at a time in units of 256, from the quarter of the SM that runs the warp; the driver
-# keeps 1 KB of shared memory a block.
-REGISTER_UNIT, QUARTERS, SHARED_RESERVED = 256, 4, 1024
-# Resident blocks of an SM, by the major compute capability, where they are not 32.
-BLOCKS_PER_SM = {12: 24}
 
 
 @dataclass(frozen=True)
@@ -45,18 +43,11 @@ class Occupancy:
 
 def occupancy(made: Compiled, threads: int, dynamic_shared: int, target: Target) -> Occupancy:
     """How many blocks an SM of the target holds; the cluster and launch-time choices of shared memory are left out."""
-    warps = -(-threads // WARP)
-    a_warp = round_up(made.registers * WARP, REGISTER_UNIT)
-    shared = round_up(made.shared + dynamic_shared + SHARED_RESERVED, 128)
-    limits = {
-        "threads": target.threads_per_sm // (warps * WARP),
-        "registers": target.registers_per_sm // QUARTERS // a_warp * QUARTERS // warps,
-        "shared memory": target.shared_per_sm // shared,
-        "blocks": BLOCKS_PER_SM.get(target.capability[0], 32),
-    }
-    limit = min(limits, key=lambda name: limits[name])
-    blocks = limits[limit]
-    return Occupancy(blocks, blocks * warps * WARP / target.threads_per_sm, limit)
+    blocks_by = limits(made.registers, threads, made.shared + dynamic_shared, target)
+    limit = min(blocks_by, key=lambda name: blocks_by[name])
+    blocks = blocks_by[limit]
+    held = blocks * round_up(threads, WARP)
+    return Occupancy(blocks, held / target.threads_per_sm, limit)
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,8 @@ class Run:
 
 
 def launches(registry: Registry, arm: Arm, target: Target, n: int, k: int, rows: Sequence[int]) -> list[Run]:
-    """The launches of an arm on a weight `[n, k]` for these row counts (those it serves); equal kernels once.
+    """The launches of an arm on a weight `[n, k]` for these row counts (those it serves), and the dependent ones where
+    it has any and the target runs them; equal kernels once.
 
     Raises ConfigError where the arm refuses the shape or serves none of the rows.
     """
@@ -81,12 +73,16 @@ def launches(registry: Registry, arm: Arm, target: Target, n: int, k: int, rows:
         dims=ModelDims("inspect", hidden=k, intermediate=n, layers=1),
         preferences=Preferences(tuple(Pin(role, arm.name, origin="inspect") for role in site.roles)),
         rows=tuple(Rows(m, m) for m in served),
+        table=shipped_table(target.name),
     )
     plan = plan_variant(arm.name, "", [site], context, served, registry)
     found: dict[tuple[object, ...], list[int]] = {}
     first: dict[tuple[object, ...], Launch] = {}
     for step in plan.steps:
-        for x in step.program.launches:
+        programs = [step.program]
+        if arm.dependent and target.meets(grid_wait.needs):
+            programs.append(program_of(arm, replace(step.call, dependent=True)))
+        for x in (x for p in programs for x in p.launches):
             key = (x.kernel, x.block, x.shared)
             first.setdefault(key, x)
             found.setdefault(key, []).append(step.m)

@@ -23,7 +23,7 @@ from atlas_lab.experiments.results import AccuracyResult, ParityResult
 from atlas_lab.formats.dtypes import dtype
 from atlas_lab.runtime.bind import Bound
 from atlas_lab.runtime.device import Buffer, Device
-from atlas_lab.runtime.load import Loaded, execute
+from atlas_lab.runtime.load import Loaded, Read, execute
 
 Key = tuple[int, str, int]
 
@@ -58,15 +58,15 @@ class Bench:
     A context manager: leaving it frees everything.
     """
 
-    def __init__(self, plan: VariantPlan, held: Checkpoint, device: Device) -> None:
-        self.plan, self.device = plan, device
+    def __init__(self, plan: VariantPlan, weights: Loaded, device: Device) -> None:
+        self.plan, self.weights, self.device = plan, weights, device
         self._taken: list[Buffer] = []
-        self.weights: Loaded = execute(
-            plan.load,
-            lambda t: held.store.read(t.name),
-            lambda w, label: check_values(held.store, w, label),
-            device,
-        )
+
+    @classmethod
+    def of(cls, plan: VariantPlan, held: Checkpoint, device: Device) -> Bench:
+        """With the weights of a checkpoint; raises what loading raises."""
+        read: Read = lambda t: held.store.read(t.name)  # noqa: E731
+        return cls(plan, execute(plan.load, read, lambda w, label: check_values(held.store, w, label), device), device)
 
     def take(self, t: Tensor, label: str) -> Buffer:
         """A buffer for one tensor, freed with the bench."""
@@ -133,39 +133,37 @@ def _split(stacked: np.ndarray, steps: Sequence[Step]) -> list[np.ndarray]:
     return np.split(stacked, np.cumsum([s.m for s in steps])[:-1])
 
 
-class Judge:
-    """Judges outputs of one variant: against its own weights as its arms read them, and against the reference's."""
+class Parity:
+    """Judges outputs of one variant against its own weights, as its arms read them."""
 
-    def __init__(self, registry: Registry, plan: VariantPlan, held: Checkpoint, products: Products) -> None:
-        self.registry, self.plan, self.held, self.products = registry, plan, held, products
+    def __init__(self, registry: Registry, plan: VariantPlan, held: Checkpoint, seed: int) -> None:
+        self.registry, self.plan, self.held, self.seed = registry, plan, held, seed
         self._own: dict[Key, oracle.Reference] = {}
         self._weights: tuple[str, ...] = ()
+        self._arrays: dict[str, dict[str, np.ndarray]] = {}
+        self._arrays_of: tuple[str, ...] = ()
 
-    def judge(self, step: Step, y: np.ndarray, device: Device) -> Numbers:
-        """Parity and accuracy of the output for `activations(step.key)`; raises OracleError, LoadError, and what
-        running another arm raises where the step's is exact to that."""
+    def parity(self, step: Step, y: np.ndarray, device: Device) -> ParityResult:
+        """How the output for `activations(step.key)` compares; raises OracleError, LoadError, and what running another
+        arm raises where the step's is exact to that."""
         arm = self.registry.arm(step.assignment.arm)
         found = oracle.compare(y, self._expected(arm, step, device), arm.tolerance, step.call.k)
-        alike = [s for s in self.plan.steps if (s.layer, s.roles) == (step.layer, step.roles)]
-        fidelity = oracle.fidelity(y, self.products.of(step, alike))
-        return Numbers(
-            ParityResult(
-                passed=found.ok,
-                worst=found.worst,
-                row=found.m,
-                column=found.n,
-                error=found.error,
-                bound=found.bound,
-                reason="" if found.ok else str(found),
-            ),
-            AccuracyResult(
-                rel_l2=fidelity.rel_l2,
-                cosine=fidelity.cosine,
-                snr_db=fidelity.snr_db,
-                worst_row=fidelity.worst_row,
-            ),
-            digest(y),
+        return ParityResult(
+            passed=found.ok,
+            worst=found.worst,
+            row=found.m,
+            column=found.n,
+            error=found.error,
+            bound=found.bound,
+            reason="" if found.ok else str(found),
         )
+
+    def arrays(self, step: Step) -> dict[str, dict[str, np.ndarray]]:
+        """The step's weights on the host, as declared, kept until others are asked for; raises LoadError."""
+        names = _names(step)
+        if names != self._arrays_of:
+            self._arrays, self._arrays_of = arrays(step, self.held), names
+        return self._arrays
 
     def _expected(self, arm: Arm, step: Step, device: Device) -> oracle.Reference:
         if isinstance(arm.tolerance, Exact) and arm.tolerance.to != "reference":
@@ -174,8 +172,7 @@ class Judge:
         if arm.reference is None and arm.activation == "bf16":
             return self._product(step)
         values, _ = oracle.activations(self._x(step), arm.activation)
-        held = arrays(step, self.held)
-        return oracle.reference(arm, step.call, step.assignment.declarations, held, values)[0]
+        return oracle.reference(arm, step.call, step.assignment.declarations, self.arrays(step), values)[0]
 
     def _product(self, step: Step) -> oracle.Reference:
         """The product of the step's weights, computed for all steps that read the same ones, and kept until others
@@ -184,7 +181,7 @@ class Judge:
         if names != self._weights:
             self._weights, self._own = names, {}
             alike = [s for s in self.plan.steps if _names(s) == names and s.roles == step.roles]
-            w = oracle.dequantized(step.assignment.declarations, arrays(step, self.held), step.call.n, step.call.k)
+            w = oracle.dequantized(step.assignment.declarations, self.arrays(step), step.call.n, step.call.k)
             made = oracle.product(np.concatenate([_wide(self._x(s)) for s in alike]), w)
             values, magnitudes = _split(made.values, alike), _split(made.magnitude, alike)
             for s, v, m in zip(alike, values, magnitudes, strict=True):
@@ -192,7 +189,7 @@ class Judge:
         return self._own[step.key]
 
     def _x(self, step: Step) -> np.ndarray:
-        return activations(step.key, step.call.k, self.products.seed)
+        return activations(step.key, step.call.k, self.seed)
 
     def _output_of(self, arm: str, step: Step, device: Device) -> np.ndarray:
         """What another arm makes of the same weights and input."""
@@ -200,10 +197,34 @@ class Judge:
         context = replace(self.plan.context, preferences=Preferences(pins), rows=(Rows(step.m, step.m),))
         plan = plan_variant(arm, "", [Site(step.projections)], context, [step.m], self.registry)
         (other,) = plan.steps
-        with Bench(plan, self.held, device) as bench:
+        with Bench.of(plan, self.held, device) as bench:
             inputs = {other.call.x.data.name: self._x(step)}
             held = arrays(other, self.held)
             return trial.run_program(other.program, other.call, bench.weights, device, inputs, held)
+
+
+class Judge(Parity):
+    """Judges outputs of one variant: against its own weights as its arms read them, and against the reference's."""
+
+    def __init__(self, registry: Registry, plan: VariantPlan, held: Checkpoint, products: Products) -> None:
+        super().__init__(registry, plan, held, products.seed)
+        self.products = products
+
+    def judge(self, step: Step, y: np.ndarray, device: Device) -> Numbers:
+        """Parity and accuracy of the output for `activations(step.key)`; raises what `parity` raises."""
+        parity = self.parity(step, y, device)
+        alike = [s for s in self.plan.steps if (s.layer, s.roles) == (step.layer, step.roles)]
+        fidelity = oracle.fidelity(y, self.products.of(step, alike))
+        return Numbers(
+            parity,
+            AccuracyResult(
+                rel_l2=fidelity.rel_l2,
+                cosine=fidelity.cosine,
+                snr_db=fidelity.snr_db,
+                worst_row=fidelity.worst_row,
+            ),
+            digest(y),
+        )
 
 
 def _names(step: Step) -> tuple[str, ...]:
@@ -225,7 +246,7 @@ def outputs(
     lost. Raises what loading raises.
     """
     steps = {s.key: s for s in plan.steps}
-    with Bench(plan, held, device) as bench:
+    with Bench.of(plan, held, device) as bench:
         for key in keys:
             step = steps[key]
             inputs = {step.call.x.data.name: activations(key, step.call.k, seed)}

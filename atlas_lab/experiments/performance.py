@@ -1,11 +1,11 @@
-"""docs/performance.md, generated from a result file of `bench`: no figure in it was typed by hand."""
+"""Pages of figures, generated from result files of `bench`: no figure in them was typed by hand."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from atlas_lab.experiments.bench_results import BenchCell, BenchResult, Relative
+from atlas_lab.experiments.bench_results import FLOORS, BenchCell, BenchResult, Relative, one_row
 
 LOADING = (
     "A checkpoint that lies in the page cache is loaded through page-locked staging slots that several threads fill; "
@@ -19,6 +19,8 @@ RUNNING = (
     "bracket is the 95 % bootstrap interval. The floor is the larger of the read kernel's time and the operations "
     "over their pipe's rate. Speeds relative to a peer hold across runs, absolute times drift."
 )
+CHECKED = "The error is that of a peer's whole output against the float64 product of the weights it read."
+TITLES = {"decode": "Decode: 1 to 16 rows"}
 LOAD_HEAD = ("case", "load, ms", "copies, ms", "rate of the copies' [95 %]")
 HEAD = (
     *("case", "N", "K", "M", "ours, us", "read, us", "floor, us", "share of floor"),
@@ -30,7 +32,7 @@ def render(result: BenchResult, source: Path) -> str:
     """The page as Markdown."""
     d = result.device
     lines = [
-        "# Performance",
+        f"# {TITLES.get(result.suite, 'Performance')}",
         "",
         f"<!-- generated from {source.as_posix()} by `atlas-lab bench --render`; do not edit -->",
         "",
@@ -45,11 +47,14 @@ def render(result: BenchResult, source: Path) -> str:
         "",
     ]
     head, row = (LOAD_HEAD, _load_row) if result.suite == "load" else (HEAD, _row)
-    lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(row(c)) + " |" for c in result.cells]
+    lines += _table(head, [row(c) for c in result.cells])
     lines += ["", "## What must hold", "", *_musts(result)]
-    lines += _peers(result)
+    lines += _rows(result) + _shapes(result) + _peers(result)
     return "\n".join(lines) + "\n"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(r) + " |" for r in rows)]
 
 
 def _load_row(c: BenchCell) -> tuple[str, ...]:
@@ -77,15 +82,45 @@ def _row(c: BenchCell) -> tuple[str, ...]:
     )
 
 
+def _rows(result: BenchResult) -> list[str]:
+    """Every number of rows against one row of the same arm and weight, where both were measured."""
+    out = []
+    for c in result.cells:
+        one = one_row(c, result.cells)
+        if c.m > 1 and one and one.ours and c.ours and c.floor_us:
+            least = max(one.ours.median_us, FLOORS * c.floor_us)
+            found = (f"{c.ours.median_us / t:.3f}" for t in (one.ours.median_us, least))
+            us = (f"{t:.2f}" for t in (one.ours.median_us, c.ours.median_us))
+            out.append((c.arm, str(c.n), str(c.k), str(c.m), *us, *found))
+    if not out:
+        return []
+    head = ("arm", "N", "K", "M", "M=1, us", "M rows, us", "over M=1", f"over the larger of M=1 and {FLOORS:g} floors")
+    return ["", "## Rows against one row", "", *_table(head, out)]
+
+
+def _shapes(result: BenchResult) -> list[str]:
+    """Which projections each shape is of."""
+    used = {(c.n, c.k): ", ".join(c.used) for c in result.cells if c.used}
+    return ["", "## Shapes", "", *(f"- N={n} K={k}: {what}" for (n, k), what in used.items())] if used else []
+
+
 def _peers(result: BenchResult) -> list[str]:
-    """Each peer once a shape: version, distance from the float64 product, and the kernels of one call."""
+    """Each peer once a shape: version, weights it read, distance from their float64 product, kernels of one call; and
+    those that gave no time."""
     out = {}
     for c in result.cells:
+        shape = f"N={c.n} K={c.k} M={c.m}"
         if c.peer:
-            kernels = ", ".join(f"`{short(k)}`" for k in c.peer.kernels) or c.peer.reason
-            where = f"{c.peer.name} N={c.n} K={c.k} M={c.m}"
-            out[where] = f"- {where}: {c.peer.version}; relative error {c.peer.rel_l2:.2e}; {kernels}"
-    return ["", "## Peers", "", "They read the unquantized BF16 weights.", "", *out.values()] if out else []
+            p = c.peer
+            kernels = ", ".join(f"`{short(k)}`" for k in p.kernels) or p.reason
+            read = "unquantized BF16" if p.weights == "bf16" else p.weights
+            error = f"relative error {p.rel_l2:.2e}" + (f" (**wrong**: {p.wrong})" if p.wrong else "")
+            out[p.name, p.weights, shape] = (
+                f"- {p.name} {shape}: {p.version}; read the {read} weights; {error}; {kernels}"
+            )
+        elif c.peer_failed:
+            out[c.format, c.peer_failed, shape] = f"- {shape}: **{c.peer_failed}**"
+    return ["", "## Peers", "", CHECKED, "", *out.values()] if out else []
 
 
 def short(kernel: str) -> str:
@@ -101,6 +136,7 @@ def _musts(result: BenchResult) -> list[str]:
     words = {
         "of_peer": "of its peer's speed",
         "of_floor": "of the read kernel's rate over the same bytes",
+        "of_one_row": f"of the speed of one row, or of {FLOORS:g} floors where those take longer",
         "of_copy": "of the rate of copies from page-locked memory",
     }
     out = []

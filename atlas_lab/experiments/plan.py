@@ -18,6 +18,7 @@ from atlas_lab.core.route import Assignment, Route
 from atlas_lab.core.rows import Rows
 from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tuned_file import shipped_table
 from atlas_lab.experiments.config import Loaded, Variant
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.settings import Said, levers_for, preferences_for
@@ -80,6 +81,7 @@ def context_for(
         preferences=preferences_for(loaded, name, variant),
         rows=tuple(Rows(m, m) for m in sorted(rows)),
         memory_budget=int(target.memory.value),
+        table=shipped_table(target.name),
     )
 
 

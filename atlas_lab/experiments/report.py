@@ -16,14 +16,14 @@ MEGABYTE = 1e6
 
 
 def table(*columns: str, title: str = "") -> Table:
-    """A plain table; a column whose name starts with `>` is aligned right."""
+    """A plain table; a column whose name starts with `>` is aligned right, names of arms stay whole."""
     out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=escape(title) or None, title_justify="left")
     for name in columns:
         out.add_column(
             escape(name.removeprefix(">")),
             justify="right" if name.startswith(">") else "left",
             overflow="fold",
-            no_wrap=False,
+            no_wrap=name == "arm",  # a name is there to be copied
         )
     return out
 

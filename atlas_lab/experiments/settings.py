@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from atlas_lab.core.arm import Arm
 from atlas_lab.core.context import Order, Pin, Preferences
 from atlas_lab.core.levers import PREFIX, LeverError, Levers, nearest, parse, resolve_levers
 from atlas_lab.core.registry import PluginError, Registry, load_registry
@@ -72,6 +74,15 @@ def known_arm(registry: Registry, name: str) -> None:
         left_out = "".join(f"; left out: plugin {f.plugin.name}: {f.sentence}" for f in registry.faults)
         said = f"unknown arm {name!r}, expected one of {', '.join(names) or 'none installed'}"
         raise ConfigError(f"{said}{nearest(name, names)}{left_out}")
+
+
+def chosen_arms(registry: Registry, patterns: Sequence[str]) -> list[Arm]:
+    """Arms by name or pattern, in their own order; raises ConfigError for one that matches nothing."""
+    held = [e.arm for e in registry.entries]
+    for p in patterns:
+        if not any(fnmatchcase(a.name, p) for a in held):
+            known_arm(registry, p)
+    return [a for a in held if any(fnmatchcase(a.name, p) for p in patterns)]
 
 
 def check_names(loaded: Loaded, registry: Registry) -> None:

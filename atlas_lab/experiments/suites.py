@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from fnmatch import fnmatchcase
 
 from atlas_lab.core.levers import nearest
+from atlas_lab.experiments.bench_case import BenchCase, Case
 from atlas_lab.experiments.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class BenchCase:
-    """`arm` on a weight `[n, k]` stored in `format`, for `m` rows. `peer` is what one would use instead; `of_peer` and
-    `of_floor` are the least speeds relative to the peer and to reading the same bytes (0: none)."""
-
-    arm: str
-    format: str
-    n: int
-    k: int
-    m: int
-    peer: str = ""
-    of_peer: float = 0.0
-    of_floor: float = 0.0
-
-    @property
-    def name(self) -> str:
-        return f"{self.arm} N={self.n} K={self.k} M={self.m}"
-
+from atlas_lab.experiments.suite_decode import decode
 
 # The FFN of a 27B model: gate and up are [17408, 5120], down is [5120, 17408].
 WIDE, TALL = (17408, 5120), (5120, 17408)
@@ -43,12 +26,20 @@ def _foundation() -> tuple[BenchCase, ...]:
 
 
 # `load` measures no arm: `bench_load` makes its one case.
-SUITES: dict[str, tuple[BenchCase, ...]] = {"foundation": _foundation(), "load": ()}
+SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {"foundation": _foundation, "decode": decode, "load": tuple}
 
 
-def suite(name: str) -> tuple[BenchCase, ...]:
-    """The cases of a suite; raises ConfigError naming the nearest."""
+def suite(name: str, only: str = "") -> tuple[Case, ...]:
+    """The cases of a suite, or those whose name matches the pattern `only`; raises ConfigError for a suite there is
+    not, naming the nearest, and for a pattern that names no case."""
     if name not in SUITES:
         known = ", ".join(SUITES)
         raise ConfigError(f"--suite {name}: found no such suite, expected one of {known}{nearest(name, SUITES)}")
-    return SUITES[name]
+    cases = SUITES[name]()
+    if not only:
+        return cases
+    chosen = tuple(c for c in cases if fnmatchcase(c.name, only))
+    if not chosen:
+        such = f", such as {cases[0].name!r}" if cases else ""
+        raise ConfigError(f"--only {only}: found no case, expected a pattern of the {len(cases)} of {name}{such}")
+    return chosen

@@ -63,7 +63,7 @@ def run(
         for name in dict.fromkeys(c.variant for c in passed):
             held = session.file(name)
             plan = session.numbers_plan(name, held)
-            benches[name] = stack.enter_context(Bench(plan, held, device))
+            benches[name] = stack.enter_context(Bench.of(plan, held, device))
             judges[name] = Judge(session.registry, plan, held, products)
         done = 0
         for layer, m in dict.fromkeys((c.layer, c.m) for c in passed):

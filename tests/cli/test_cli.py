@@ -99,8 +99,8 @@ def test_interrupted_is_130_with_the_partial_result(run: Run, monkeypatch: pytes
 BAD = [
     (["ab", "y"], "registry.yaml: unknown experiment 'y', expected one of x"),
     (["ab", "-c", "none.yaml"], "none.yaml: cannot be read: No such file or directory"),
-    (["ab", "--set", "grahp=1"], "--set grahp=1: unknown lever 'grahp', expected one of stream_weights, graph, did "
-     "you mean 'graph'?"),
+    (["ab", "--set", "grahp=1"], "--set grahp=1: unknown lever 'grahp', expected one of stream_weights, graph, "
+     "row_invariant, gated, pdl, did you mean 'graph'?"),
     (["ab", "--device", "gpu"], "found device 'gpu', expected one of auto, cuda, interpreter"),
     (["ab", "--json", "no/r.json"], "--json no/r.json: found no directory no, expected one that exists"),
     (["ab", "--plugin", "nowhere"], "--plugin: plugin nowhere: ModuleNotFoundError: No module named 'nowhere'"),
@@ -134,15 +134,16 @@ CONFIGS = [
      "checkpoint, interpreter, layers, roles, m, baseline, variants, require, did you mean 'baseline'?"),
     ({"more": "    m: [3]\n"}, "registry.yaml:9: experiments.x.m: duplicate key, first on line 5"),
     ({"top": "levers: {streem_weights: off}\n"}, "registry.yaml:2: levers.streem_weights: unknown lever "
-     "'streem_weights', expected one of stream_weights, graph, did you mean 'stream_weights'?"),
+     "'streem_weights', expected one of stream_weights, graph, row_invariant, gated, pdl, did you mean "
+     "'stream_weights'?"),
     ({"variants": "a: {pins: {ffn.gate: fp8_gemv}}"}, "registry.yaml:8: experiments.x.variants.a: layers.0.ffn.gate: "
      "pins of variant a: ffn.gate = fp8_gemv, which is not eligible: starts from fp8 weights (found bf16, expected "),
     ({"variants": "a: {pins: {ffn.gate: toy_two}}"}, "registry.yaml:8: experiments.x.variants.a.pins['ffn.gate']: "
      "unknown arm 'toy_two', expected one of"),
     ({"variants": "a: {pins: {ffn.gate: toy_one}}", "m": "[3]"}, "registry.yaml:8: experiments.x.variants.a: "
      "layers.0.ffn.gate: pins of variant a: ffn.gate = toy_one, which serves M 1, none of M 3"),
-    ({"variants": "a: {weights: fp8_row}", "m": "[3]"}, "registry.yaml:8: experiments.x.variants.a: layers.0.ffn.gate: "
-     "no arm serves M 3 of its fp8_row weight"),
+    ({"variants": "a: {weights: fp8_row}", "m": "[37]"}, "registry.yaml:8: experiments.x.variants.a: "
+     "layers.0.ffn.gate: no arm serves M 37 of its fp8_row weight"),
 ]  # fmt: skip
 
 
@@ -216,12 +217,13 @@ def test_an_installed_plugin_that_is_faulty_is_a_row(run: Run, monkeypatch: pyte
     assert "left out: plugin broken: ImportError: it is broken" in err
 
 
-def test_arms(run: Run):
+def test_arms(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "160")
     settings()
     status, out, _ = run("arms", "--json", "arms.json")
     assert status == 0
     answer = json.loads(Path("arms.json").read_text())
-    assert [a["name"] for a in answer["arms"]][:2] == ["bf16_gemv", "bf16_gemm"]
+    assert [a["name"] for a in answer["arms"]][:3] == ["bf16_gemv", "bf16_mma", "bf16_gemm"]
     toy = next(a for a in answer["arms"] if a["name"] == "toy_grid")
     assert toy["where"] == TOYS
     assert toy["min_snr_db"] == 15
@@ -361,6 +363,33 @@ def test_bench(run: Run):
         "atlas-lab: --to docs/performance.md: found no directory docs, expected one that exists\n"
     )
     assert run("bench", "--suite", "x")[0] == 2
+    assert run("bench", "--only", "x")[2].startswith("atlas-lab: --only x: found no case, expected a pattern of the 18")
+
+
+def test_bench_of_a_part_of_a_suite(run: Run, monkeypatch: pytest.MonkeyPatch):
+    from atlas_lab.cli import bench
+    from atlas_lab.experiments.bench_results import BenchCell
+
+    asked = []
+
+    def measured(suite, cases, registry, said, *, result, command, rounds, **_):
+        asked.append(([c.name for c in cases], rounds))
+        result.command, result.cells = command, [BenchCell(name="a", arm="a", format="bf16", n=1, k=1, m=1)]
+
+    monkeypatch.setattr(bench, "run_bench", measured)
+    part = ("bench", "--only", "bf16_gemv*K=5120*", "--rounds", "7", "--peers")
+    status, out, _ = run(*part)
+    assert status == 0
+    assert "written" not in out
+    assert not Path("benchmarks").exists()
+    assert run(*part, "--json", "b.json")[0] == 0
+    assert asked == [(["bf16_gemv N=17408 K=5120 M=1"], 7)] * 2
+    command = "atlas-lab bench --suite foundation --only 'bf16_gemv*K=5120*' --rounds 7 --peers --seed 20"
+    assert json.loads(Path("b.json").read_text())["command"] == command
+    assert "written: benchmarks/foundation.json" in run("bench", "--peers")[1]
+    command = "atlas-lab bench --suite foundation --peers --seed 20"
+    assert json.loads(Path("benchmarks/foundation.json").read_text())["command"] == command
+    assert run("bench", "--rounds", "4")[0] == 2
 
 
 def test_a_bug_of_ours_is_exit_3_with_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch):
@@ -389,5 +418,5 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path):
 def test_help_names_every_verb(run: Run):
     status, out, _ = run("--help")
     assert status == 0
-    for verb in ("ab", "arms", "plan", "parity", "inspect", "bench", "checkpoint", "doctor"):
+    for verb in ("ab", "arms", "plan", "parity", "inspect", "bench", "tune", "checkpoint", "doctor"):
         assert f"  {verb} " in out

@@ -80,9 +80,9 @@ def settings(models: Path) -> None:
 def test_a_whole_checkpoint(run: Run):
     status, out, err = run("plan", "nvfp4")
     assert (status, err) == (0, "")
-    assert "0-2, 4-6 (6) gdn.qkv gdn.z gdn.out 1 nvfp4_gemv built-in order nvfp4 in place" in out
-    assert "2 to 16384 nvfp4_gemm built-in order nvfp4 in place" in out
-    assert "3, 7 (2) attn.q attn.k attn.v attn.o 1 nvfp4_gemv" in out
+    assert "0-2, 4-6 (6) gdn.qkv gdn.z gdn.out 1 to 3 nvfp4_gemv built-in order nvfp4 in place" in out
+    assert "4 to 16384 nvfp4_gemm built-in order nvfp4 in place" in out
+    assert "3, 7 (2) attn.q attn.k attn.v attn.o 1 to 3 nvfp4_gemv" in out
     assert "start from formats that are not here: fp8_gemv, fp8_gemm" in out
     assert "multi-token prediction, not used" in out
     assert "not loaded" in out
@@ -151,9 +151,9 @@ def test_every_verdict_on_a_projection(run: Run, settings: None):
     status, out, _ = run("plan", "nvfp4", "-c", "r.yaml", "--explain", "3.ffn.down")
     assert status == 0
     assert "nvfp4: layers.3.ffn.down, 256 x 512 in nvfp4" in out
-    assert "5 nvfp4_gemv 1 yes built-in order" in out
+    assert "5 nvfp4_gemv 1 to 3 yes built-in order" in out
     assert "- fake_w4a8_int8 17+ yes nothing: runs only where an order or pin names it" in out
-    assert "served: M 1 by nvfp4_gemv (built-in order); M 2 to 16384 by nvfp4_gemm (built-in order)" in out
+    assert "served: M 1 to 3 by nvfp4_gemv (built-in order); M 4 to 16384 by nvfp4_gemm (built-in order)" in out
     status, out, _ = run("plan", "fp8_row", "--explain", "layers.3.attn.q")
     assert status == 1
     assert "served: M 1 to 16384 by none" in out
@@ -162,7 +162,7 @@ def test_every_verdict_on_a_projection(run: Run, settings: None):
 def test_two_checkpoints(run: Run):
     status, out, _ = run("plan", "bf16", "--against", "nvfp4")
     assert status == 0
-    assert "0-7 (8) ffn.gate ffn.up ffn.down 1 nvfp4_gemv: nvfp4 in place bf16_gemv: bf16 in place" in out
+    assert "0-7 (8) ffn.gate ffn.up ffn.down 1 to 3 nvfp4_gemv: nvfp4 in place bf16_gemv: bf16 in place" in out
     assert "bf16 holds " in out
     assert " MB more than nvfp4" in out
     assert "KV cache: " in out

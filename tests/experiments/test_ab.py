@@ -67,11 +67,11 @@ def test_built_in_formats(registry, tmp_path: Path):
     assert result.status == "complete"
     assert [(c.variant, c.m, c.arm, c.status) for c in x.cells] == [
         ("a", 1, "bf16_gemv", "passed"),
-        ("a", 3, "bf16_gemm", "passed"),
+        ("a", 3, "bf16_gemv", "passed"),
         ("b", 1, "fp8_gemv", "passed"),
-        ("b", 3, "fp8_few", "passed"),
+        ("b", 3, "fp8_gemv", "passed"),
         ("c", 1, "nvfp4_gemv", "passed"),
-        ("c", 3, "nvfp4_few", "passed"),
+        ("c", 3, "nvfp4_gemv", "passed"),
     ]
     snr = {c.variant: c.accuracy.snr_db for c in x.cells}
     assert snr["a"] > 45 > snr["b"] > 25 > snr["c"] > 15
@@ -188,7 +188,7 @@ def test_small_sizes_and_full_plans(registry, tmp_path: Path):
     [
         ("{pins: {ffn.gate: fp8_gemv}}", "r.yaml:7: experiments.x.variants.b: layers.0.ffn.gate: pins of variant b: "
          "ffn.gate = fp8_gemv, which is not eligible: starts from fp8 weights"),
-        ("{weights: fp8_row}", "r.yaml:7: experiments.x.variants.b: layers.0.ffn.gate: no arm serves M 1 of its "),
+        ("{weights: q8_0}", "r.yaml:7: experiments.x.variants.b: layers.0.ffn.gate: no arm serves M 1 of its "),
         ("{checkpoint: none}", "r.yaml:7: experiments.x.variants.b.checkpoint: "),
     ],
 )  # fmt: skip

@@ -1,46 +1,22 @@
-"""`bench`: its suites can be planned, it refuses without a GPU, its page says what its JSON says."""
+"""`bench`: it refuses without a GPU, reckons shares and musts, and its page says what its JSON says."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from atlas_lab.experiments import bench, performance, suites
+from atlas_lab.experiments import bench, bench_results, performance
+from atlas_lab.experiments import bench_projection as projection
+from atlas_lab.experiments.bench_case import BenchCase
 from atlas_lab.experiments.bench_results import BenchCell, BenchResult, PeerResult, read_bench
 from atlas_lab.experiments.errors import ConfigError
-from atlas_lab.experiments.peers import PEERS
 from atlas_lab.experiments.results import dumps, write
 from atlas_lab.experiments.settings import Said
 from atlas_lab.runtime.driver import missing_gpu
 
-CASE = suites.BenchCase("bf16_gemv", "bf16", 64, 48, 1, "torch.mv", of_peer=0.85, of_floor=0.5)
-
-
-@pytest.mark.parametrize("name", suites.SUITES)
-def test_every_case_of_a_suite_can_be_planned(registry, name: str):
-    cases = suites.suite(name)
-    assert len({c.name for c in cases}) == len(cases)
-    for case in cases:
-        assert case.peer in PEERS
-        plan = bench.plan_of(case, registry, Said(), registry.targets["h200"])
-        (step,) = plan.steps
-        assert (step.assignment.arm, step.call.n, step.call.k, step.call.m) == (case.arm, case.n, case.k, case.m)
-
-
-def test_what_the_foundation_must_reach():
-    must = {(c.arm, c.m): (c.of_peer, c.of_floor) for c in suites.suite("foundation") if c.of_peer or c.of_floor}
-    assert must == {
-        ("bf16_gemv", 1): (0.85, 0),
-        ("fp8_gemv", 1): (0, 0.75),
-        ("nvfp4_gemv", 1): (0, 0.55),
-        ("bf16_gemm", 4096): (0.5, 0),
-    }
-    with pytest.raises(ConfigError) as e:
-        suites.suite("fundation")
-    assert str(e.value) == (
-        "--suite fundation: found no such suite, expected one of foundation, load, did you mean 'foundation'?"
-    )
+CASE = BenchCase("bf16_gemv", "bf16", 64, 48, 1, "torch.mv", of_peer=0.85, of_floor=0.5)
 
 
 def test_refused_without_a_gpu(registry):
@@ -60,18 +36,18 @@ def test_refused_without_a_gpu(registry):
 def cell(registry) -> BenchCell:
     """A case measured at 10 us beside a read of 7 us and a peer of 9 us."""
     made = BenchCell(name=CASE.name, arm=CASE.arm, format="bf16", n=64, k=48, m=1, status="passed")
-    (step,) = bench.plan_of(CASE, registry, Said(), registry.targets["h200"]).steps
+    (step,) = projection.plan_of([CASE], registry, Said(), registry.targets["h200"]).steps
     blocks = {"ours": [10.0] * 8, "read": [7.0] * 8}
-    bench.fill(made, step, blocks, registry.targets["h200"], 0)
+    projection.fill(made, step, blocks, registry.targets["h200"], 0)
     made.peer = PeerResult(
         name="torch.mv",
         version="torch 2.11",
         kernels=["gemv2T", "void ns::reduce<32, float>(int*)"],
-        time=bench.measured([9.0] * 8, 0),
+        time=bench_results.measured([9.0] * 8, 0),
         rel_l2=1e-3,
-        ours=bench.relative([9.0] * 8, [10.0] * 8, 0),
+        ours=bench_results.relative([9.0] * 8, [10.0] * 8, 0),
     )
-    made.must = bench.musts(CASE, made)
+    made.must = projection.musts(CASE, made)
     return made
 
 
@@ -81,17 +57,17 @@ def test_shares_and_musts(cell: BenchCell):
     assert cell.peer.ours.speed == 0.9
     assert [(m.name, m.found, m.passed) for m in cell.must] == [("of_peer", 0.9, True), ("of_floor", 0.7, True)]
     slow = BenchCell(name="", arm="", format="", n=1, k=1, m=1, peer=cell.peer.model_copy())
-    slow.peer.ours = bench.relative([9.0] * 8, [20.0] * 8, 0)
-    assert [m.passed for m in bench.musts(CASE, slow)] == [False]
-    assert bench.says_no(BenchResult(cells=[slow.model_copy(update={"must": bench.musts(CASE, slow)})]))
+    slow.peer.ours = bench_results.relative([9.0] * 8, [20.0] * 8, 0)
+    assert [m.passed for m in projection.musts(CASE, slow)] == [False]
+    assert bench.says_no(BenchResult(cells=[slow.model_copy(update={"must": projection.musts(CASE, slow)})]))
     assert not bench.says_no(BenchResult(cells=[cell]))
 
 
 def test_arithmetic_bounds_the_floor_of_large_products(registry):
-    case = suites.BenchCase("bf16_gemm", "bf16", 17408, 5120, 4096)
+    case = BenchCase("bf16_gemm", "bf16", 17408, 5120, 4096)
     made = BenchCell(name="", arm="", format="", n=1, k=1, m=1)
-    (step,) = bench.plan_of(case, registry, Said(), registry.targets["h200"]).steps
-    bench.fill(made, step, {"ours": [1500.0] * 8, "read": [80.0] * 8}, registry.targets["h200"], 0)
+    (step,) = projection.plan_of([case], registry, Said(), registry.targets["h200"]).steps
+    projection.fill(made, step, {"ours": [1500.0] * 8, "read": [80.0] * 8}, registry.targets["h200"], 0)
     assert made.bound_by == "mma_bf16"
     assert made.floor_us == pytest.approx(2 * 4096 * 17408 * 5120 / 790e12 * 1e6)
 
@@ -117,14 +93,74 @@ def test_the_page_is_made_of_the_json(cell: BenchCell, tmp_path: Path):
         "NVIDIA H200, driver 580.1, CUDA 13.0; numba-cuda 0.30.4; atlas-lab 0.1.0, one run, seed 0.",
         "    atlas-lab bench --suite foundation --peers",
         "- bf16_gemv N=64 K=48 M=1: at least 0.85 of its peer's speed: met, 0.900",
-        "- torch.mv N=64 K=48 M=1: torch 2.11; relative error 1.00e-03; `gemv2T`, `ns::reduce`",
+        "- torch.mv N=64 K=48 M=1: torch 2.11; read the unquantized BF16 weights; relative error 1.00e-03; `gemv2T`, "
+        "`ns::reduce`",
     ):
         assert line in page.splitlines()
     assert "| b | 1 | 1 | 1 | failed: 3 of 4 outputs |" in page
     assert {line.count("|") for line in page.splitlines() if line.startswith("|")} == {12}
 
 
-@pytest.mark.parametrize(("source", "page"), [("foundation", "performance"), ("load", "loading")])
+def timed(cell: BenchCell, m: int, us: float) -> BenchCell:
+    """The cell as if it had been for `m` rows and taken `us`."""
+    ours = bench_results.measured([us] * 8, 0)
+    return cell.model_copy(
+        update={"m": m, "name": f"bf16_gemv N=64 K=48 M={m}", "ours": ours, "must": [], "peer": None}
+    )
+
+
+def test_rows_against_one_row(cell: BenchCell):
+    case = replace(CASE, m=16, of_one_row=0.8)
+
+    def must(one: float, sixteen: float) -> tuple[float, bool]:
+        cells = [timed(cell, 1, one), timed(cell, 16, sixteen)]
+        (found,) = projection.of_one_row(case, cells[1], cells)
+        assert (found.name, found.limit) == ("of_one_row", 0.8)
+        return round(found.found, 3), found.passed
+
+    assert must(10, 12.5) == (0.8, True)
+    assert must(10, 12.6) == (0.794, False)
+    assert must(7, 12.2) == (0.803, True)  # 1.4 floors of 7 us take longer than one row
+    alone = timed(cell, 16, 12.0)
+    assert projection.of_one_row(case, alone, [alone]) == []
+    assert projection.of_one_row(replace(case, of_one_row=0.0), alone, [timed(cell, 1, 10), alone]) == []
+    cells = [timed(cell, 1, 10), timed(cell, 16, 12.5)]
+    cells[1].must = projection.of_one_row(case, cells[1], cells)
+    lines = performance.render(BenchResult(suite="decode", cells=cells), Path("x.json")).splitlines()
+    assert lines[0] == "# Decode: 1 to 16 rows"
+    assert "| bf16_gemv | 64 | 48 | 16 | 10.00 | 12.50 | 1.250 | 1.250 |" in lines
+    assert (
+        "- bf16_gemv N=64 K=48 M=16: at least 0.8 of the speed of one row, or of 1.4 floors where those take longer: "
+        "met, 0.800" in lines
+    )
+
+
+def test_the_page_names_what_each_peer_read_and_which_is_wrong(cell: BenchCell):
+    assert cell.peer is not None
+    read = {"name": "humming", "version": "humming-kernels 0.1.20", "weights": "nvfp4", "kernels": ["h"]}
+    right = cell.model_copy(update={"peer": cell.peer.model_copy(update=read), "used": ["a ffn.up", "b attn.o"]})
+    wrong = right.model_copy(update={"m": 2, "peer": right.peer.model_copy(update={"wrong": "found 1"})})
+    none = cell.model_copy(update={"m": 3, "peer": None, "peer_failed": "peer humming: RuntimeError: no"})
+    lines = performance.render(BenchResult(cells=[right, wrong, none]), Path("x.json")).splitlines()
+    said = "humming-kernels 0.1.20; read the nvfp4 weights; relative error 1.00e-03"
+    assert f"- humming N=64 K=48 M=1: {said}; `h`" in lines
+    assert f"- humming N=64 K=48 M=2: {said} (**wrong**: found 1); `h`" in lines
+    assert "- N=64 K=48 M=3: **peer humming: RuntimeError: no**" in lines
+    assert "- N=64 K=48: a ffn.up, b attn.o" in lines
+    assert not bench.says_no(BenchResult(cells=[right]))
+    assert bench.says_no(BenchResult(cells=[wrong]))
+    assert bench.says_no(BenchResult(cells=[none]))
+    assert [m.passed for m in projection.musts(replace(CASE, of_peer=0.5, of_floor=0), wrong)] == [False]
+
+
+@pytest.mark.parametrize(
+    ("source", "page"),
+    [
+        ("foundation", "performance"),
+        ("load", "loading"),
+        *((f"decode{s}", f"decode{s}") for s in ("", "-ffn", "-shapes")),
+    ],
+)
 def test_the_page_in_docs_is_its_jsons(source: str, page: str):
     root = Path(__file__).parents[2]
     file = root / f"benchmarks/{source}.json"

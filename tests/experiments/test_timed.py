@@ -162,7 +162,7 @@ def test_rotated_weights_are_equal(opened: Opened, monkeypatch: pytest.MonkeyPat
     clock(monkeypatch, device)
     held = session.file("c")
     plan = session.numbers_plan("c", held)
-    with numbers.Bench(plan, held, device) as bench:
+    with numbers.Bench.of(plan, held, device) as bench:
         (name,) = (t.name for t in plan.steps[0].program.persistent)
         own, *copies = timed.rotated(bench, plan.steps[0], device.target.l2)
         assert own == {}

@@ -44,9 +44,9 @@ def served(p: ModelPlan) -> list[tuple[str, str, list[tuple[str, str, str]]]]:
 
 
 def test_equal_layers_are_one_group(model_registry):
-    fp4 = [("1", "nvfp4_gemv", "nvfp4 in place"), ("2 to 16384", "nvfp4_gemm", "nvfp4 in place")]
-    bf16 = [("1", "bf16_gemv", "bf16 in place"), ("2 to 16384", "bf16_gemm", "bf16 in place")]
-    few = [fp4[0], ("2 to 16", *fp4[1][1:])]
+    fp4 = [("1 to 3", "nvfp4_gemv", "nvfp4 in place"), ("4 to 16384", "nvfp4_gemm", "nvfp4 in place")]
+    bf16 = [("1 to 3", "bf16_gemv", "bf16 in place"), ("4 to 16384", "bf16_gemm", "bf16 in place")]
+    few = [fp4[0], ("4 to 16", *fp4[1][1:])]
     assert served(cases.planned(model_registry, "nvfp4", cases.HYBRID)) == [
         ("0-2, 4-6, ..., 60-62 (48)", "gdn.qkv gdn.z gdn.out", fp4),
         ("0-2, 4-6, ..., 60-62 (48)", "gdn.b gdn.a", bf16),
@@ -90,9 +90,9 @@ def test_rows_that_no_arm_serves_beside_rows_that_one_does(model_registry):
     registry = without(model_registry, "nvfp4_gemm")
     p = cases.planned(registry, "nvfp4", s=SMALL)
     (gate_up,) = [g for g in grouping.groups(p) if "ffn.gate" in g.roles]
-    assert [(str(x.rows[0]), x.arm) for x in gate_up.lines] == [("1", "nvfp4_gemv"), ("2 to 16384", "")]
+    assert [(str(x.rows[0]), x.arm) for x in gate_up.lines] == [("1 to 3", "nvfp4_gemv"), ("4 to 16384", "")]
     assert {g.reason for g in p.gaps if g.role == "ffn.up"} == {
-        "nvfp4_gemv: serves M 1; fake_w4a16_t, fake_q4k_mmq, fake_w4a8_int8, fake_int8_always: runs only where an "
+        "nvfp4_gemv: serves M 1 to 3; fake_w4a16_t, fake_q4k_mmq, fake_w4a8_int8, fake_int8_always: runs only where an "
         "order or pin names it"
     }
     # what decode builds stays built, and the rows of the gap are counted beside it

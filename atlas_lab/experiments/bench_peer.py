@@ -1,0 +1,64 @@
+"""A case's peer: the weights it is handed, whether its output is their product, and its time beside ours."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atlas_lab.checkpoint import Checkpoint
+from atlas_lab.experiments import peers
+from atlas_lab.experiments.bench_results import PeerResult, measured, relative
+from atlas_lab.experiments.errors import ConfigError, sentence
+from atlas_lab.experiments.peer_graph import Peer, Stored
+
+MOST_ERROR = 1e-2  # relative, over a whole output: six times what rounding it to BF16 makes
+
+
+class Products:
+    """Float64 products of stored weights, the last few kept: peers of several arms read the same ones."""
+
+    MOST = 4
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], np.ndarray] = {}
+
+    def of(self, weight: Stored, x: np.ndarray) -> np.ndarray:
+        """float64 `[M, N]`. Weights of one format and shape are one weight here, and so are x of as many rows."""
+        key = (weight.format, weight.n, weight.k, x.shape[0])
+        if key not in self._known:
+            while len(self._known) >= self.MOST:
+                del self._known[next(iter(self._known))]
+            self._known[key] = weight.product(x)
+        return self._known[key]
+
+
+def stored(held: Checkpoint) -> Stored:
+    """The one weight of a checkpoint, as it is stored."""
+    (p,) = held.projections
+    return Stored(p.weight.format, p.n, p.k, {field: held.store.read(t.name) for field, t in p.weight.fields})
+
+
+def made(name: str, weight: Stored, x: np.ndarray, sets: int) -> tuple[Peer | None, str]:
+    """The peer, or why it does not run here; raises ConfigError where its package is not installed."""
+    try:
+        return peers.make(name, weight, x, sets), ""
+    except ConfigError:
+        raise
+    except Exception as e:  # whatever a foreign package does is no reason to lose ours
+        return None, f"peer {name}: {sentence(e)}"
+
+
+def result(peer: Peer, exact: np.ndarray, blocks: list[float], ours: list[float], seed: int) -> PeerResult:
+    """The peer's time from blocks in microseconds, and how far its output is from `exact`, float64 `[M, N]`."""
+    error = float(np.linalg.norm(peer.output - exact) / np.linalg.norm(exact))
+    wrong = f"found a relative error of {error:.2e} against the float64 product of the {peer.weights} weights it read"
+    return PeerResult(
+        name=peer.name,
+        version=peer.version,
+        weights=peer.weights,
+        kernels=list(peer.kernels),
+        reason=peer.reason,
+        time=measured(blocks, seed),
+        rel_l2=error,
+        wrong="" if error <= MOST_ERROR else f"{wrong}, expected at most {MOST_ERROR:g}",
+        ours=relative(blocks, ours, seed),
+    )

@@ -1,0 +1,175 @@
+"""What a gated feed-forward block should have computed, stage by stage: each against float64 of what it read.
+
+A bound on y from x alone would add up the roundings of g, u and the gated product over all of K, and notice nothing.
+So what lies between is judged too: gate·x and up·x, or their gated product where only that is stored, then y against
+the product of down and what the block itself stored before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from atlas_lab.blocks.ffn import DOWN, GATE, UP
+from atlas_lab.core.arm import Arm
+from atlas_lab.core.call import Call, Fields, Operand
+from atlas_lab.core.context import Context
+from atlas_lab.core.launch import Program
+from atlas_lab.core.numbers import OUTPUTS, Rounded
+from atlas_lab.core.route import Assignment, Route
+from atlas_lab.experiments import oracle
+from atlas_lab.experiments.results import ParityResult
+from atlas_lab.formats.dtypes import dtype
+from atlas_lab.runtime.load import Read
+
+STEEPEST = 1.13  # the largest slope of silu (1.10) and gelu (1.13)
+FEW_ULP = 2.0**-20  # of float32, for exp and reciprocal by approximation
+TINY = float(np.finfo(np.float32).tiny)
+
+Weights = tuple[dict[str, dict[str, np.ndarray]], np.ndarray]
+"""Of one assignment: arrays by key and field, and the float64 `[N, K]` they stand for."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """float64 `[M, N]` and how far from it a computation may be."""
+
+    values: np.ndarray
+    bound: np.ndarray
+
+
+def activated(g: np.ndarray, kind: str) -> np.ndarray:
+    """silu or tanh-gelu of float64."""
+    with np.errstate(over="ignore"):
+        out: np.ndarray = g / (1 + np.exp(-_exponent(g, kind)))
+    return out
+
+
+def _exponent(g: np.ndarray, kind: str) -> np.ndarray:
+    return g if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+
+
+def gated_product(g: np.ndarray, u: np.ndarray, kind: str) -> Values:
+    """activation(g)·u of float64 g and u as they were stored, rounded to BF16; the bound is 0 unless the value lies so
+    near the middle of two BF16 numbers that float32 may round it to the other."""
+    exact, bf16 = activated(g, kind) * u, dtype("bf16").numpy
+    slack = FEW_ULP * (1 + np.abs(_exponent(g, kind))) * np.abs(exact)
+    low, middle, high = ((exact + s * slack).astype(bf16).astype(np.float64) for s in (-1, 0, 1))
+    return Values(middle, np.maximum(np.abs(high - middle), np.abs(middle - low)) + TINY * (1 + np.abs(g * u)))
+
+
+def gated_product_near(g: Values, u: Values, kind: str) -> Values:
+    """activation(g)·u in BF16 of g and u that nobody stored: known within their bounds."""
+    act = activated(g.values, kind)
+    exact = act * u.values
+    bound = STEEPEST * g.bound * (np.abs(u.values) + u.bound) + np.abs(act) * u.bound
+    relative = FEW_ULP * (1 + np.abs(_exponent(g.values, kind))) + OUTPUTS["bf16"]
+    return Values(exact, bound + relative * (np.abs(exact) + bound) + TINY)
+
+
+def judged(stage: str, found: np.ndarray, expected: Values) -> ParityResult:
+    """A stage's output against what it should be."""
+    with np.errstate(invalid="ignore"):
+        error = np.abs(found.astype(np.float64) - expected.values)
+    ratio = np.where(np.isnan(error), np.inf, error) / np.maximum(expected.bound, TINY)
+    m, n = (int(i) for i in np.unravel_index(int(ratio.argmax()), ratio.shape))
+    wrong = int((ratio > 1).sum())
+    said = (
+        f"{wrong} of {ratio.size} outputs of {stage} are outside the tolerance, worst [{m}, {n}]: found "
+        f"{float(found[m, n]):.6g}, expected {expected.values[m, n]:.6g} within {expected.bound[m, n]:.3g}"
+    )
+    return ParityResult(
+        passed=not wrong,
+        worst=float(ratio[m, n]),
+        row=m,
+        column=n,
+        error=float(error[m, n]),
+        bound=float(expected.bound[m, n]),
+        reason=said if wrong else "",
+    )
+
+
+class FfnParity:
+    """Judges programs of one block whose weights `read` gives; what is computed of them is kept. One arm serves a role
+    for all rows that are asked for.
+
+    Raises LoadError, OracleError for weights without a reference or an arm that is not of `Rounded` tolerance.
+    """
+
+    def __init__(self, gate_up: Route, down: Route, arms: Mapping[str, Arm], read: Read) -> None:
+        self.gate_up, self.down, self.arms = gate_up, down, arms
+        self._read = read
+        self._made: dict[tuple[str, ...], Weights] = {}
+        self._products: dict[tuple[tuple[str, ...], bytes], Values] = {}
+
+    def call(self, program: Program, m: int, context: Context) -> Call:
+        """The block as one call, for `trial.run_program`: its ports, and every weight under its role and key."""
+        weights = {f"{'+'.join(a.roles)} {d.key}": Fields(d.tensors) for a in self._served(m) for d in a.declarations}
+        (x,), (y,) = program.inputs, program.outputs
+        return Call((GATE, UP, DOWN), weights, Operand(x), Operand(y), m, y.shape[1], x.shape[1], context)
+
+    def arrays(self, m: int) -> dict[str, dict[str, np.ndarray]]:
+        """The weights of `call` on the host."""
+        return {f"{'+'.join(a.roles)} {key}": v for a in self._served(m) for key, v in self._weights(a)[0].items()}
+
+    def parity(
+        self, program: Program, m: int, kind: str, x: np.ndarray, output: Callable[[str], np.ndarray]
+    ) -> ParityResult:
+        """Every stage of a program for x BF16 `[m, hidden]`: the first that is wrong, else y. `output(name)` is what
+        it stored in the last buffer of that name (`h`, `gu`, `g`, `u`, `y`), BF16."""
+        stored = {t.name.rpartition("/")[2] for t in program.temporaries}
+        assignments = self._served(m)
+        width = self.down.site.k
+        near = np.concatenate([self._product(a, x).values for a in assignments[:-1]], axis=1)
+        bound = np.concatenate([self._product(a, x).bound for a in assignments[:-1]], axis=1)
+        results = []
+        if "h" in stored and not stored & {"gu", "g"}:
+            g, u = (Values(near[:, c], bound[:, c]) for c in (slice(width), slice(width, None)))
+            h = output("h")
+            results.append(judged("h", h, gated_product_near(g, u, kind)))
+        else:
+            gu = output("gu") if "gu" in stored else np.concatenate([output("g"), output("u")], axis=1)
+            results.append(judged("gate and up", gu, Values(near, bound)))
+            wide = gu.astype(np.float64)
+            made = gated_product(wide[:, :width], wide[:, width:], kind)
+            if "h" in stored:
+                h = output("h")
+                results.append(judged("h", h, made))
+        if "h" in stored:
+            made = Values(h.astype(np.float64), np.zeros(h.shape))
+        results.append(judged("y", output("y"), self._down(assignments[-1], made)))
+        return next((r for r in results if not r.passed), results[-1])
+
+    def _served(self, m: int) -> tuple[Assignment, ...]:
+        return (*dict.fromkeys(self.gate_up.at(role, m) for role in (GATE, UP)), self.down.at(DOWN, m))
+
+    def _weights(self, a: Assignment) -> Weights:
+        if a.roles not in self._made:
+            site = self.down.site if a.roles == (DOWN,) else self.gate_up.site
+            arrays = oracle.declared(a.declarations, self._read)
+            n = sum(site[role].n for role in a.roles)
+            self._made[a.roles] = arrays, oracle.dequantized(a.declarations, arrays, n, site.k)
+        return self._made[a.roles]
+
+    def _tolerance(self, a: Assignment) -> Rounded:
+        arm = self.arms[a.arm]
+        if not isinstance(arm.tolerance, Rounded) or arm.reference is not None or arm.activation != "bf16":
+            raise oracle.OracleError(f"arm {arm.name}: expected a product of BF16 with a bound on its rounding")
+        return arm.tolerance
+
+    def _product(self, a: Assignment, x: np.ndarray) -> Values:
+        key = (a.roles, x.tobytes())
+        if key not in self._products:
+            made = oracle.product(x.astype(np.float64), self._weights(a)[1])
+            bound = self._tolerance(a).bound(made.values, made.magnitude, x.shape[1])
+            self._products[key] = Values(made.values, bound)
+        return self._products[key]
+
+    def _down(self, a: Assignment, h: Values) -> Values:
+        w = self._weights(a)[1]
+        made = oracle.product(h.values, w)
+        off = oracle.product(h.bound, w).magnitude
+        bound = self._tolerance(a).bound(made.values, made.magnitude + off, h.values.shape[1])
+        return Values(made.values, bound + off * (1 + OUTPUTS["bf16"]))

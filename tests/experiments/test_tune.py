@@ -1,0 +1,247 @@
+"""`tune` on the interpreter, with a clock of our own: what is tried, judged, chosen, written and left out."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from atlas_lab.core.registry import Registry, load_registry
+from atlas_lab.core.target import shipped_targets
+from atlas_lab.core.tuned_file import TunedFile, parse_tuned
+from atlas_lab.core.tuning import Choice, Table, setting
+from atlas_lab.experiments import timed, tune, tune_clock, tune_table
+from atlas_lab.experiments.errors import ConfigError
+from atlas_lab.experiments.results import dumps
+from atlas_lab.experiments.settings import Said
+from atlas_lab.experiments.tune_jobs import PRESETS, Job, jobs, shapes_of
+from atlas_lab.experiments.tune_results import TuneResult
+from atlas_lab.experiments.tune_weights import Repeated, site_of
+from atlas_lab.formats import FORMATS
+from atlas_lab.runtime import probe, timing
+from atlas_lab.runtime.device import Device, open_device
+
+ARMS = Path(__file__).parent / "tunable_arms.py"
+N, K = 40, 64
+
+
+@pytest.fixture(scope="module")
+def tunable() -> Registry:
+    made = load_registry([str(ARMS)])
+    made.targets = {t.name: t for t in shipped_targets()}
+    made.formats = {**FORMATS, **made.formats}
+    return made
+
+
+class Clock:
+    """Microseconds by the setting's lanes and M; the read kernel takes 2."""
+
+    def __init__(self, us: dict[int, dict[int, float]]) -> None:
+        self.us, self.asked, self.bytes = us, 0, 0
+
+    def __call__(self, device: Device, runs, nbytes: int, seed: int) -> dict[str, float]:
+        self.asked, self.bytes = self.asked + 1, nbytes
+        out = {tune.READ: 2e-6}
+        for r in runs:
+            lanes = dict(r.step.program.launches[0].kernel.spec.parameters)["lanes"]
+            out[r.name] = self.us[lanes][r.step.m] * 1e-6
+        return out
+
+
+FLAT = {lanes: {1: 4.0, 16: 4.0} for lanes in (32, 16, 8)}
+
+
+def tuned(registry: Registry, *names: str, us=FLAT, shape=(N, K), before: Table = Table(), **more) -> TuneResult:
+    result = TuneResult(command="atlas-lab tune", device={"name": "test"}, tool={"name": "atlas-lab", "version": "0"})
+    with open_device("interpreter") as device:
+        tuner = tune.Tuner(registry, Said(), device, Clock(us), top=more.pop("top", 8), table=before)
+        tune.run(tuner, jobs(registry, names, [shape]), result, **more)
+        assert device.ledger.held == 0
+    return result
+
+
+def test_the_fastest_over_both_rows_wins(tunable: Registry) -> None:
+    us = {32: {1: 4.0, 16: 9.0}, 16: {1: 5.0, 16: 5.0}, 8: {1: 3.0, 16: 12.0}}
+    (cell,) = tuned(tunable, "tunable", us=us).cells
+    assert (cell.status, cell.legal, cell.read_us) == ("tuned", 3, 2.0)
+    assert [t.setting for t in cell.tried] == [{"lanes": 32}, {"lanes": 16}, {"lanes": 8}]
+    assert [t.of_read for t in cell.tried] == pytest.approx([3.0, 2.5, 3.0])
+    assert cell.best == 1
+
+
+def test_within_a_hundredth_the_models_first_wins(tunable: Registry) -> None:
+    near = {32: {1: 4.03, 16: 4.03}, 16: {1: 4.0, 16: 4.0}, 8: {1: 4.0, 16: 4.0}}
+    assert tuned(tunable, "tunable", us=near).cells[0].best == 0
+    far = {**near, 32: {1: 4.05, 16: 4.05}}
+    assert tuned(tunable, "tunable", us=far).cells[0].best == 1
+    assert tune.winner([None, 2.0, 1.985]) == 1
+
+
+def test_only_the_models_best_run_and_what_was_best_before(tunable: Registry) -> None:
+    (cell,) = tuned(tunable, "tunable", top=1).cells
+    assert [t.setting["lanes"] for t in cell.tried] == [32]
+    before = Table.of([Choice("tunable", N, K, setting(lanes=8))])
+    assert [t.setting["lanes"] for t in tuned(tunable, "tunable", top=1, before=before).cells[0].tried] == [32, 8]
+    stale = Table.of([Choice("tunable", N, K, setting(lanes=9))])
+    assert [t.setting["lanes"] for t in tuned(tunable, "tunable", top=1, before=stale).cells[0].tried] == [32]
+
+
+def test_a_wrong_setting_is_not_timed(tunable: Registry) -> None:
+    result = tuned(tunable, "faulty", us={**FLAT, 16: {}})
+    (cell,) = result.cells
+    assert (cell.status, cell.best) == ("failed", 0)
+    assert cell.reason.startswith("M=1: ")
+    assert "outputs are outside the tolerance" in cell.reason
+    assert [t.passed for t in cell.tried] == [True, False, True]
+    assert cell.tried[1].us == {}
+    assert tune.says_no(result)
+    (first,) = tuned(tunable, "faulty_first").cells
+    assert (first.status, first.best) == ("failed", None)
+    assert first.reason.startswith("the model's first setting: M=1: ")
+
+
+def test_an_arm_that_is_exact_to_another_is_held_to_its_first_bits(tunable: Registry) -> None:
+    (cell,) = tuned(tunable, "exact").cells
+    assert [t.passed for t in cell.tried] == [True, False, True]
+    assert cell.reason == "M=1: other bits than the model's first setting"
+    (cell,) = tuned(tunable, "not_exact").cells
+    assert cell.best is None
+    assert cell.reason.startswith("the model's first setting: M=1: ")
+
+
+def test_weights_that_settings_derive_are_loaded_for_each(tunable: Registry) -> None:
+    (cell,) = tuned(tunable, "copied").cells
+    assert cell.status == "tuned"
+    assert all(t.passed for t in cell.tried)
+
+
+def test_what_is_skipped_says_why(tunable: Registry) -> None:
+    result = tuned(tunable, "tunable", "plain", "pair", "broken", shape=(N, 20))
+    assert [(c.arm, c.status, c.reason) for c in result.cells] == [
+        ("tunable", "skipped", "layers.0.ffn.gate: tune: ffn.gate = tunable, which is not eligible: K must be a "
+         "multiple of 8 (found 20, expected 8, 16, ...)"),
+        ("plain", "skipped", "arm plain has no settings"),
+        ("pair", "skipped", "arm pair serves only several projections in one call"),
+        ("broken", "skipped", "layers.0.ffn.gate: tune: ffn.gate = broken, which is not eligible: K must be a multiple "
+         "of 8 (found 20, expected 8, 16, ...)"),
+    ]  # fmt: skip
+    assert result.status == "complete"
+    (cell,) = tuned(tunable, "broken").cells
+    assert cell.status == "skipped"
+    assert "lower for M=1 raised ZeroDivisionError: no" in cell.reason
+
+
+def test_the_clock_on_a_gpu(tunable: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps over one bench share its copies; graphs are closed, and everything that was taken is free again."""
+    closed, bound_over, read = [], {}, []
+
+    def rotate(name, bound, *, factor):
+        assert factor == 0  # these weights do not outgrow the L2
+        bound_over[name] = [b.buffers[t.name] for b in bound for t in b.program.persistent]
+        return timing.Timed(
+            name, lambda: None, len(bound), None, keep=SimpleNamespace(close=lambda: closed.append(name))
+        )
+
+    @contextmanager
+    def reader(device, nbytes, *, name):
+        read.append(nbytes)
+        yield SimpleNamespace(timed=timing.Timed(name, lambda: None, 1, None))
+
+    def measure(device, timed, *, rounds, seed):
+        assert rounds == tune_clock.ROUNDS
+        names = tuple(t.name for t in timed)
+        return SimpleNamespace(names=names, median=lambda name: 1e-6 * (1 + names.index(name)))
+
+    monkeypatch.setattr(timed, "MOST_SETS", 3)
+    monkeypatch.setattr(tune_clock, "MOST_SETS", 3)
+    monkeypatch.setattr(timing, "rotate", rotate)
+    monkeypatch.setattr(timing, "measure", measure)
+    monkeypatch.setattr(probe, "Reader", reader)
+    monkeypatch.setitem(globals(), "Clock", lambda us: tune_clock.by_graphs)
+    (cell,) = tuned(tunable, "tunable").cells
+    assert (cell.status, cell.best, cell.read_us) == ("tuned", 0, 7.0)
+    assert sorted(closed) == sorted(bound_over)
+    assert len({tuple(map(id, buffers)) for buffers in bound_over.values()}) == 1
+    assert read == [2 * (N * K + K + N)]
+
+
+def test_the_budget(tunable: Registry) -> None:
+    result = tuned(tunable, "tunable", "copied", budget=0.0)
+    assert [(c.status, c.reason) for c in result.cells] == [("left", "the budget was spent")] * 2
+    assert result.status == "partial"
+
+
+def test_the_file_keeps_what_was_not_measured(tunable: Registry, tmp_path: Path) -> None:
+    path = tmp_path / "h200.yaml"
+    us = {32: {1: 4.0, 16: 9.0}, 16: {1: 5.0, 16: 5.0}, 8: {1: 3.0, 16: 12.0}}
+    assert tune_table.save(path, TunedFile("h200"), tuned(tunable, "tunable", "plain", us=us)) == 1
+    assert tune_table.save(path, tune_table.held(path, "h200"), tuned(tunable, "copied")) == 1
+    read = parse_tuned(path.read_text(), path.name, "h200")
+    assert [(e.choice.arm, e.choice.setting) for e in read.entries] == [
+        ("copied", setting(lanes=32)), ("tunable", setting(lanes=16)),
+    ]  # fmt: skip
+    old = read.entries[1]
+    assert (old.us, old.read_us, old.model_setting) == (((1, 5.0), (16, 5.0)), 2.0, setting(lanes=32))
+    assert old.model_us == ((1, 4.0), (16, 9.0))
+    assert (old.run.card, old.run.command, old.run.tools) == ("test", "atlas-lab tune", (("atlas-lab", "0"),))
+    before = path.read_text()
+    assert tune_table.save(path, read, tuned(tunable, "plain")) == 0
+    assert path.read_text() == before
+
+
+def test_the_result_is_data(tunable: Registry) -> None:
+    result = tuned(tunable, "tunable", "plain")
+    assert TuneResult.model_validate_json(dumps(result)) == result
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+@pytest.mark.parametrize("n", [40, 256, 300, 640])
+def test_weights_repeat_their_tile(form: str, n: int) -> None:
+    f = FORMATS[form]
+    k = 256
+    weights = Repeated(f, "ffn.gate", n, k, seed=3)
+    whole, tile = (
+        f.dequantize({field: weights.read(t) for field, t in s.projections[0].weight.fields})
+        for s in (weights.whole, weights.tile)
+    )
+    assert whole.shape == (n, k)
+    assert np.array_equal(whole, tile[np.arange(n) % weights.rows])
+    assert np.isfinite(whole).all()
+    assert (whole != 0).mean() > 0.4
+    arrays = {field: weights.read(t) for field, t in weights.whole.projections[0].weight.fields}
+    f.check(arrays, "whole")
+    assert site_of("tune", "ffn.gate", f, n, k) == weights.whole
+
+
+def test_shapes() -> None:
+    every = shapes_of()
+    assert len(set(every)) == len(every)
+    assert {(17408, 5120), (5120, 17408), (14336, 4096), (28672, 8192), (21504, 5376), (248320, 5120)} <= set(every)
+    assert shapes_of("17408x5120, 64X32,17408x5120") == [(17408, 5120), (64, 32)]
+    assert shapes_of("tiny-llama") == [(256, 384), (384, 256), (256, 256), (128, 256), (512, 256)]
+    assert shapes_of(PRESETS[0]) == every[: len(shapes_of(PRESETS[0]))]
+    assert every[:2] == [(5120, 17408), (17408, 5120)]
+    with pytest.raises(ConfigError, match=r"^--shapes qwen3.5-9: expected NxK or one of qwen3.5-27b.*'qwen3.5-9b'"):
+        shapes_of("qwen3.5-9")
+    with pytest.raises(ConfigError, match=r"^--shapes 0x4: "):
+        shapes_of("0x4")
+
+
+def test_jobs(tunable: Registry) -> None:
+    found = jobs(tunable, [], [(8, 8), (16, 8)])
+    assert {j.arm.name for j in found} >= {"tunable", "copied"}
+    assert not {"plain"} & {j.arm.name for j in found}
+    assert [j.n for j in found] == sorted(j.n for j in found)
+    (one,) = jobs(tunable, ["nvfp4_gemv"], [(8, 8)], "nvfp4_ct")
+    assert isinstance(one, Job)
+    assert (one.format.name, one.skip) == ("nvfp4_ct", "arm nvfp4_gemv has no settings")
+    for patterns, form, why in (
+        (["nobody"], "", "unknown arm 'nobody'"),
+        (["tunable"], "fp9", "--format fp9: expected one of "),
+        (["tunable"], "nvfp4", "tune: found no arm that starts from nvfp4, expected one or more"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{why}"):
+            jobs(tunable, patterns, [(8, 8)], form)
