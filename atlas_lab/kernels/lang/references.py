@@ -68,23 +68,27 @@ def named(function: pytypes.FunctionType) -> Iterator[Any]:
 def _named(code: pytypes.CodeType, globals_: dict[str, Any], cells: dict[str, Any]) -> Iterator[Any]:
     value: Any = None
     known = False
-    for ins in dis.get_instructions(code):
-        if ins.opname in _SKIP:
-            continue
-        if known and ins.opname in _ATTR and isinstance(value, CudaProxy):
-            known, value = not hasattr(CudaProxy, ins.argval), _FOREIGN
-        elif known and ins.opname in _ATTR:
-            known = isinstance(value, pytypes.ModuleType) and hasattr(value, ins.argval)
-            value = getattr(value, ins.argval) if known else None
-        elif ins.opname in _GLOBAL:
-            known = ins.argval in globals_
-            value = globals_.get(ins.argval)
-        elif ins.opname in _FREE and ins.argval in cells:
-            known, value = _content(cells[ins.argval])
+    for operation, name in _instructions(code):
+        if known and operation in _ATTR and isinstance(value, CudaProxy):
+            known, value = not hasattr(CudaProxy, name), _FOREIGN
+        elif known and operation in _ATTR:
+            known = isinstance(value, pytypes.ModuleType) and hasattr(value, name)
+            value = getattr(value, name) if known else None
+        elif operation in _GLOBAL:
+            known = name in globals_
+            value = globals_.get(name)
+        elif operation in _FREE and name in cells:
+            known, value = _content(cells[name])
         else:
             known = False
         if known:
             yield value
+
+
+@functools.cache
+def _instructions(code: pytypes.CodeType) -> tuple[tuple[str, Any], ...]:
+    """Operations and their arguments; read once for all kernels that a family makes of one function."""
+    return tuple((i.opname, i.argval) for i in dis.get_instructions(code) if i.opname not in _SKIP)
 
 
 def _content(cell: Any) -> tuple[bool, Any]:
