@@ -82,6 +82,10 @@ class Arm:
     # weights, multiply in float64".
     reference: Any = None
 
+    # terms(weights) -> float64 [N, K]: defined by an arm that makes a weight of terms which may cancel; the sum of
+    # their magnitudes, which its rounding errors scale with where others' scale with |W|.
+    terms: Any = None
+
     def __repr__(self) -> str:
         return f"<arm {self.name}>"
 

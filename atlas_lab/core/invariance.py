@@ -35,17 +35,17 @@ class Invariance:
     def kept(self, role: str, piece: Rows, offers: list[Offer], named: Set[int]) -> list[Offer]:
         """The offers to a projection for these rows, best first, without those that the lever passes over; `named` are
         the candidates that an order of a file names for some projection of the site."""
-        if (
-            not self.on or piece.last > VERIFIED.last
-        ):  # a class that serves all of them ends at 16, where pieces end too
+        # a class that serves all of them ends at 16, where pieces end too
+        if not self.on or piece.last > VERIFIED.last:
             return offers
         alone = [o for o in offers if self._candidates[o.candidate].serves_alone]
         fit = [o for o in alone if o.origin in DEFAULTS and self._invariant(role, o)]
         if not fit:
             return offers
         chosen = self._classes.setdefault(role, self._class(fit[0]))
-        first = next(o for o in fit if self._class(o) == chosen)
-        if alone[0].candidate in named:
+        # of the class that is kept a file's order may have taken these rows
+        first = next((o for o in fit if self._class(o) == chosen), None)
+        if first is None or alone[0].candidate in named:
             return offers
         out = []
         for o in offers:

@@ -27,6 +27,7 @@ from atlas_lab.core.levers import nearest
 from atlas_lab.core.tuning import Choice, Setting, Table, TuningError
 
 SCHEMA = "atlas-lab.tuned/1"
+MOST_US = 1e9
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Times = tuple[tuple[int, float], ...]
@@ -207,7 +208,7 @@ class _Parser:
         return value
 
     def microseconds(self, value: Any, where: str) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MOST_US:
             raise self.error(where, value, "microseconds, more than 0")
         return float(value)
 

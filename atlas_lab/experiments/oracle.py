@@ -118,13 +118,13 @@ def activations(x: np.ndarray, format: str) -> tuple[np.ndarray, dict[str, np.nd
     return f.dequantize(stored), stored
 
 
-def product(x: np.ndarray, w: np.ndarray) -> Reference:
-    """x·Wᵀ and |x|·|W|ᵀ of float64 `[M, K]` and `[N, K]`."""
+def product(x: np.ndarray, w: np.ndarray, terms: np.ndarray | None = None) -> Reference:
+    """x·Wᵀ and |x|·|W|ᵀ of float64 `[M, K]` and `[N, K]`; with `terms`, that in place of |W|."""
     values, magnitude = np.empty((x.shape[0], w.shape[0])), np.empty((x.shape[0], w.shape[0]))
     size = np.abs(x)
     for rows in row_chunks(*w.shape):
         values[:, rows] = x @ w[rows].T
-        magnitude[:, rows] = size @ np.abs(w[rows]).T
+        magnitude[:, rows] = size @ (np.abs(w[rows]) if terms is None else terms[rows]).T
     return Reference(values, magnitude)
 
 
@@ -135,7 +135,7 @@ def reference(
     (None where the arm defines `reference` and declares no rows of N). Raises OracleError."""
     if arm.reference is None:
         w = dequantized(declarations, arrays, call.n, call.k)
-        return product(x, w), w
+        return product(x, w, terms_of(arm, arrays)), w
     values = np.asarray(arm.reference(call, x, arrays), np.float64)
     if values.shape != (call.m, call.n):
         raise OracleError(f"reference of arm {arm.name} gave {list(values.shape)}, expected [{call.m}, {call.n}]")
@@ -144,6 +144,11 @@ def reference(
     except OracleError:
         made = np.abs(values)
     return Reference(values, made), None
+
+
+def terms_of(arm: Arm, arrays: Arrays) -> np.ndarray | None:
+    """What an arm's rounding errors scale with in place of |W|, `[N, K]`; None for |W|."""
+    return None if arm.terms is None else np.asarray(arm.terms(arrays), np.float64)
 
 
 def compare(out: np.ndarray, ref: Reference, tolerance: Rounded | Exact, k: int) -> Comparison:

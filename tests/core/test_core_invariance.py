@@ -114,6 +114,13 @@ def test_what_a_file_names_is_left_alone(named: str) -> None:
     assert (on.at("ffn.up", 1).arm, off.at("ffn.up", 1).arm) == ("mma", "gemv")
 
 
+def test_an_order_for_some_of_the_rows_may_take_them_from_the_class_that_is_kept() -> None:
+    other = Fake("other", rows=rows(1, 16), reduces="X")
+    order = Order("*", rows(8, 16), ("mma",), "file")
+    on, _ = both(site("ffn.up"), catalog(MMA, other, GEMM), rows(1, 64), orders=(order,))
+    assert [(str(a.rows), a.arm) for a in on.assignments if a.arm != "gemm"] == [("1 to 7", "mma"), ("8 to 16", "mma")]
+
+
 def test_arms_that_do_not_run_unnamed_cover_nothing() -> None:
     for entry in (third_party(MMA), catalog(Fake("mma", rows=rows(1, 16), reduces="T", lossy=True))[0]):
         on, off = both(site("ffn.up"), catalog(GEMV, entry, GEMM), rows(1, 16))

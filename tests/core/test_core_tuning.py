@@ -139,6 +139,7 @@ BAD = [
     (("run: 0", "run: 1"), "entries[0].run: found 1, expected the number of one of 1 runs, from 0"),
     (("read_us: 11.8", "read_us: 0"), "entries[0].read_us: found 0, expected microseconds, more than 0"),
     (("read_us: 11.8", "read_us: .nan"), "entries[0].read_us: found nan, expected microseconds, more than 0"),
+    (("read_us: 11.8", f"read_us: 1{400 * '0'}"), "entries[0].read_us: found 1000"),
     (("setting: {rows: 2, warps: 4}", "setting: {}"), "entries[0].setting: found {}, expected a mapping with one key"),
     (("warps: 4", "warps: four"), "entries[0].setting.warps: found 'four', expected an integer of 0 or more"),
     (("us: {1: 14.25", "us: {one: 14.25"), "entries[0].us: found 'one', expected an integer of 1 or more"),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from atlas_lab.arms.copies.int8 import can_int8, int8_32
 from atlas_lab.arms.copies.lanes_q2_0 import can_repack_q2_0, repacked_q2_0
 from atlas_lab.arms.copies.shapes import agrees, multiples
@@ -15,6 +17,8 @@ from atlas_lab.core.declare import Bind, Derived
 from atlas_lab.core.numbers import Accuracy
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.verdict import Verdict
+from atlas_lab.formats import q4_k
+from atlas_lab.formats.ggml import half
 from atlas_lab.kernels.gemv import mma_int8, mma_q2_0, mma_q4_k
 
 GROUPS = {64: "q2_lanes_64", 128: "q2_lanes_128"}
@@ -30,7 +34,7 @@ class Q4KMma(Mma):
     fours = ((4, 1, 2, 1), (8, 2, 2, 1))
     caps = MappingProxyType({(1, 1): 104, (2, 1): 176})
     # a group: two products, then its scale and its least value, each of which is rounded
-    tolerance = rounded(lambda k: 2 + ascending(mma_q4_k.SPAN, 2, 4, 8)(k), 8)
+    tolerance = rounded(lambda k: 2 + ascending(mma_q4_k.SPAN, 2, 4, 8)(k), 2)
     reduction_class = class_t("blocks of 256", promotion=32)
 
     def fits(self, p: Projection) -> Verdict:
@@ -41,6 +45,20 @@ class Q4KMma(Mma):
 
     def operands(self, w: Fields) -> tuple[Any, ...]:
         return (w.blocks,)
+
+    def terms(self, weights: Mapping[str, Mapping[str, np.ndarray]]) -> np.ndarray:
+        """|d·sc·(q - 8)| + |8·d·sc - dmin·m|, `[N, K]`: they may cancel where many weights of a group are alike."""
+        return np.concatenate([_two_parts(w["blocks"]) for w in weights.values()])
+
+
+def _two_parts(stored: np.ndarray) -> np.ndarray:
+    blocks = stored.reshape(-1, q4_k.BYTES)
+    sc, m = q4_k.unpack_scales(blocks[:, 4:16])
+    scale = half(blocks, 0).astype(np.float64)[:, None] * sc
+    least = half(blocks, 2).astype(np.float64)[:, None] * m
+    product = np.abs(scale[..., None] * (q4_k.codes(blocks).astype(np.float64) - 8))
+    terms: np.ndarray = product + np.abs(8 * scale - least)[..., None]
+    return terms.reshape(len(stored), -1)
 
 
 class Q2Mma(Mma):

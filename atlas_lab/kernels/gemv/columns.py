@@ -166,11 +166,11 @@ def part_of(count: int):
 
 
 @functools.cache
-def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any):
-    """A device function `(y, sums, args, which, row, rows, m, n, kind)`: adds the warps' sums in their order,
-    times `alpha(args, which)`, and stores what exists of this block's columns of y BF16 `[m, n]`: column `row` and on,
-    of which `rows` are left. With `pair` the two tiles are of projections 0 and 1, gate and up: both are rounded to
-    BF16, and y is their gated product, of activation `kind`."""
+def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any, lift: float = 1.0):
+    """A device function `(y, sums, args, which, row, rows, m, n, kind)`: adds the warps' sums in their order, times
+    `lift`, times `alpha(args, which)`, and stores what exists of this block's columns of y BF16 `[m, n]`: column `row`
+    and on, of which `rows` are left. With `pair` the two tiles are of projections 0 and 1, gate and up: both are
+    rounded to BF16, and y is their gated product, of activation `kind`."""
     line = PADDED * tiles
     size = 8 * columns * line
     width = TILE if pair else TILE * tiles
@@ -180,6 +180,8 @@ def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any):
         value = L.lds_f32(shared, at)
         for w in L.unroll(1, warps):
             value = L.add_rn(value, L.lds_f32(shared, at + w * size))
+        if lift != 1:
+            value = L.mul_rn(value, L.f32(lift))
         return value
 
     @L.device

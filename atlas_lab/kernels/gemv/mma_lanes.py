@@ -7,7 +7,7 @@ from atlas_lab.kernels.gemv.stream import Reader, one_of, stream
 SPAN, UNIT = 128, 1152  # K and bytes of a unit of 16 rows
 RUN = 16  # K of a lane in half a unit: one group
 # e2m1x16_small is 2^-126 of the codes; scales, 5 and 3 bits of 2^(e - 10), become 2^118 of theirs.
-SCALE_BIAS, ALPHA = 0x75807580, 256.0
+SCALE_BIAS, LIFT = 0x75807580, 256.0
 
 
 @L.family
@@ -77,9 +77,9 @@ def mma_nvfp4_lanes(
     @L.device
     def alpha(args, which):
         g = L.ldg_f32(one_of(which, args[1], args[3], args[5]), 0)
-        return L.div_rn(L.f32(ALPHA), g) if args[6] else L.mul_rn(L.f32(ALPHA), g)
+        return L.div_rn(L.f32(1), g) if args[6] else g
 
-    reader = Reader(SPAN, UNIT, 1, locate, copy, use, alpha, ragged=True)
+    reader = Reader(SPAN, UNIT, 1, locate, copy, use, alpha, ragged=True, lift=LIFT)
     run = stream(reader, place, warps, depth, tiles, columns, joined, pair, dependent)
 
     @L.kernel(launch_bounds=(32 * warps, blocks))

@@ -20,8 +20,8 @@ class Reader(NamedTuple):
     `copy(ring, at, source, unit, k)` starts the copies of a unit to byte `at`;
     `use(sums, ring, at, source, args, x, rows, k, unit, kind, live)` adds the units of the first `live` tiles, whose
     sources follow each other;
-    `alpha(args, which)` is what the sums are multiplied by. `crosses` says that lanes read what others copied,
-    `ragged` that `use` heeds `live`; where it does not, all tiles are.
+    `lift`, then `alpha(args, which)`, are what the sums are multiplied by. `crosses` says that lanes read what others
+    copied, `ragged` that `use` heeds `live`; where it does not, all tiles are.
     """
 
     span: int
@@ -33,6 +33,7 @@ class Reader(NamedTuple):
     alpha: Any
     crosses: bool = False
     ragged: bool = False
+    lift: float = 1.0
 
 
 @L.device
@@ -87,7 +88,7 @@ def stream(
     """A device function `(args, x, y, m, n, k, first, second, kind, full)`: all that the kernel does."""
     span, size = reader.span, reader.size * tiles
     locate, copy, use = reader.locate, reader.copy, reader.use
-    store = finish(warps, columns, tiles, pair, reader.alpha)
+    store = finish(warps, columns, tiles, pair, reader.alpha, reader.lift)
     after_others = wait_and_signal if dependent else nothing
     each, crosses, ragged = reader.pointers, reader.crosses, reader.ragged
 
