@@ -25,8 +25,8 @@ from atlas_lab.kernels.lang import Kernel
 REGISTERS = 65536  # of an SM
 NARROW = 8  # rows of x that one product has columns for
 JOINED = ("ffn.gate+ffn.up", "attn.q+attn.k+attn.v", "gdn.qkv+gdn.z")
-# Settings as (warps, depth, wide_depth, wide_tiles): the units in flight and row tiles where x has more than 8 rows.
-Four = tuple[int, int, int, int]
+# A setting: warps a tile, units in flight, and units in flight and row tiles where x has more than 8 rows.
+Form = tuple[int, int, int, int]
 
 
 class Mma(Arm):
@@ -47,7 +47,7 @@ class Mma(Arm):
     """A weight, scales included."""
     issue: float
     """Warp instructions a byte of weights, about: what the chip model orders settings by."""
-    fours: Sequence[Four]
+    forms: Sequence[Form]
     caps: Mapping[tuple[int, int], int]
     """Registers a thread by columns of 8 rows of x and row tiles, which say how many blocks share an SM."""
     gate_caps: Mapping[int, int] = MappingProxyType({})
@@ -69,22 +69,22 @@ class Mma(Arm):
 
     def _made(self, ways: Sequence[str]) -> Iterator[Kernel]:
         for variant in self.variants:
-            for four in self._fours(whole=variant.get("whole", True)):
+            for form in self._served(whole=variant.get("whole", True)):
                 for m in (1, NARROW + 1):
                     for way in ways:
-                        yield self._kernel(four, m, variant, way)
+                        yield self._kernel(form, m, variant, way)
 
-    def _fours(self, *, whole: bool) -> Sequence[Four]:
+    def _served(self, *, whole: bool) -> Sequence[Form]:
         """Those that serve. Where projections border on each other it is the first of two row tiles at most; where K is
         not in whole units, the first."""
         if self.joined:
-            return [next(f for f in self.fours if f[3] <= 2)]
-        return self.fours if whole else self.fours[:1]
+            return [next(f for f in self.forms if f[3] <= 2)]
+        return self.forms if whole else self.forms[:1]
 
-    def _kernel(self, four: Four, m: int, variant: Mapping[str, Any], way: str) -> Kernel:
+    def _kernel(self, form: Form, m: int, variant: Mapping[str, Any], way: str) -> Kernel:
         """`way` is empty, `pair` or `gate`, each after `dependent` where the kernel waits."""
         pair, gate = "pair" in way, "gate" in way
-        warps, depth, tiles, columns = _form(four, m, pair=pair, gate=gate)
+        warps, depth, tiles, columns = _launched(form, m, pair=pair, gate=gate)
         # what tells projections apart takes a few registers
         cap = self.gate_caps[columns] if gate else self.caps[columns, tiles] + (8 if self.joined and not pair else 0)
         more = {"joined": self.joined and not pair, "pair": pair, "gate": gate, "dependent": "dependent" in way}
@@ -100,11 +100,11 @@ class Mma(Arm):
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
         return ranked(
-            ((_setting(four), self._work(four, n, k)) for four in self._fours(whole=k % self.span == 0)), target
+            ((_setting(form), self._work(form, n, k)) for form in self._served(whole=k % self.span == 0)), target
         )
 
-    def _work(self, four: Four, n: int, k: int) -> Work:
-        warps, depth, tiles, columns = _form(four, 1)
+    def _work(self, form: Form, n: int, k: int) -> Work:
+        warps, depth, tiles, columns = _launched(form, 1)
         return Work(
             bytes=max(1, int(n * k * self.weight_bytes)),
             blocks=-(-n // (TILE * tiles)),
@@ -151,13 +151,13 @@ class Mma(Arm):
         return [self.declare(m, f" {m.role}" if self.joined else "") for m in projections_of(p)]
 
     def lower(self, c: Call) -> list[Launch]:
-        four = _four(chosen(self, c.n, c.k, c.context))
+        form = _form_of(chosen(self, c.n, c.k, c.context))
         (key, w), *_ = c.weights.items()
         key = key.partition(" ")[0]
         pair, gate = c.epilogue.activation, c.prologue
         way = ("dependent " if c.dependent else "") + ("pair" if pair else "gate" if gate else "")
-        kernel = self._kernel(four, c.m, self.variant(w, key, c), way)
-        warps, depth, tiles, _ = _form(four, c.m, pair=bool(pair), gate=bool(gate))
+        kernel = self._kernel(form, c.m, self.variant(w, key, c), way)
+        warps, depth, tiles, _ = _launched(form, c.m, pair=bool(pair), gate=bool(gate))
         # of a pair c.n counts both, and y has as many columns as either
         n = c.n // 2 if pair else c.n
         weights = [self.operands(f) for f in c.weights.values()]
@@ -202,20 +202,20 @@ class Mma(Arm):
         return rows
 
 
-def _form(four: Four, m: int, *, pair: bool = False, gate: bool = False) -> tuple[int, int, int, int]:
+def _launched(form: Form, m: int, *, pair: bool = False, gate: bool = False) -> tuple[int, int, int, int]:
     """Warps, depth, row tiles and columns for m rows of x: a pair is two tiles, a gated product is made for one."""
-    warps, depth, wide_depth, wide_tiles = four
+    warps, depth, wide_depth, wide_tiles = form
     if m <= NARROW:
         return warps, depth, 2 if pair else 1, 1
     return warps, wide_depth, 2 if pair else 1 if gate else wide_tiles, 2
 
 
-def _setting(four: Four) -> Setting:
-    warps, depth, wide_depth, wide_tiles = four
+def _setting(form: Form) -> Setting:
+    warps, depth, wide_depth, wide_tiles = form
     return setting(warps=warps, depth=depth, wide_depth=wide_depth, wide_tiles=wide_tiles)
 
 
-def _four(s: Setting) -> Four:
+def _form_of(s: Setting) -> Form:
     p = dict(s)
     return p["warps"], p["depth"], p["wide_depth"], p["wide_tiles"]
 

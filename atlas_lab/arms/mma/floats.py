@@ -8,11 +8,11 @@ from typing import Any
 
 from atlas_lab.arms.fp8 import KEYS, SCALES
 from atlas_lab.arms.loads import k_in_loads
-from atlas_lab.arms.mma.base import Four, Mma, ascending, class_t, rounded
+from atlas_lab.arms.mma.base import Form, Mma, ascending, class_t, rounded
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.declare import Bind
 from atlas_lab.core.projection import Projection
-from atlas_lab.core.verdict import Verdict, no, yes
+from atlas_lab.core.verdict import Verdict, no
 from atlas_lab.formats.base import PER_ROW
 from atlas_lab.kernels.gemv.mma_bf16 import SPAN as BF16_SPAN
 from atlas_lab.kernels.gemv.mma_bf16 import UNIT as BF16_UNIT
@@ -26,7 +26,7 @@ class Bf16Mma(Mma):
     source = "bf16"
     family = staticmethod(mma_bf16)
     unit, span, weight_bytes, issue = BF16_UNIT, BF16_SPAN, 2, 0.03
-    fours = ((8, 3, 2, 1), (4, 1, 1, 2), (12, 2, 1, 1))
+    forms = ((8, 3, 2, 1), (4, 1, 1, 2), (12, 2, 1, 1))
     caps = MappingProxyType({(1, 1): 56, (1, 2): 72, (2, 1): 72, (2, 2): 96})
     variants = ({"whole": True}, {"whole": False})
     tolerance = rounded(ascending(BF16_SPAN, 4, 4, 12), 0)
@@ -52,7 +52,7 @@ class Fp8Mma(Mma):
     source = "fp8"
     family = staticmethod(mma_fp8)
     unit, span, weight_bytes, issue = UNIT, SPAN, 1, 0.11
-    fours: Sequence[Four] = ((8, 2, 2, 1), (4, 1, 1, 3))
+    forms: Sequence[Form] = ((8, 2, 2, 1), (4, 1, 1, 3))
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 120, (2, 3): 152})
     variants = tuple({"whole": w, "scale": d} for d in SCALES.values() for w in (True, False))
     tolerance = rounded(lambda k: 8 + ascending(SPAN, 1, 4, 12)(k), 1)
@@ -85,8 +85,7 @@ class Fp8RowMma(Fp8Mma):
     def fits(self, p: Projection) -> Verdict:
         if p.weight.geometry != PER_ROW:
             return no("scale-geometry", "reads a scale a row", found=p.weight.geometry, allowed=PER_ROW)
-        whole = k_in_loads(p, 16)
-        return whole if not whole else yes()
+        return k_in_loads(p, 16)
 
     def declare(self, p: Projection, key: str) -> Bind:
         return Bind(p.weight, key="rows" + key)

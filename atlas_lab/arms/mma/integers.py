@@ -31,7 +31,7 @@ class Q4KMma(Mma):
     source = "q4_k"
     family = staticmethod(mma_q4_k.mma_q4_k)
     unit, span, weight_bytes, issue = mma_q4_k.UNIT, mma_q4_k.SPAN, 144 / 256, 0.25
-    fours = ((4, 1, 2, 1), (8, 2, 2, 1))
+    forms = ((4, 1, 2, 1), (8, 2, 2, 1))
     caps = MappingProxyType({(1, 1): 104, (2, 1): 176})
     # a group: two products, then its scale and its least value, each of which is rounded
     tolerance = rounded(lambda k: 2 + ascending(mma_q4_k.SPAN, 2, 4, 8)(k), 2)
@@ -68,7 +68,7 @@ class Q2Mma(Mma):
     source = "q2_0"
     family = staticmethod(mma_q2_0.mma_q2_0)
     unit, span, weight_bytes, issue = 768, mma_q2_0.SPAN, 2.25 / 8, 0.2
-    fours = ((8, 2, 2, 2), (4, 2, 2, 2))
+    forms = ((8, 2, 2, 2), (4, 2, 2, 2))
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 88, (2, 2): 104})
     variants = tuple({"group": g} for g in GROUPS)
     tolerance = rounded(lambda k: 8 + ascending(mma_q2_0.SPAN, 1, 4, 8)(k), 2)
@@ -94,7 +94,7 @@ class Int8Mma(Mma):
     source = ""
     family = staticmethod(mma_int8.mma_int8)
     unit, span, weight_bytes, issue = mma_int8.UNIT, mma_int8.SPAN, 1.125, 0.1
-    fours = ((8, 2, 2, 1), (4, 3, 4, 1))
+    forms = ((8, 2, 2, 1), (4, 3, 4, 1))
     caps = MappingProxyType({(1, 1): 64, (2, 1): 88})
     tolerance = rounded(lambda k: 2 + ascending(mma_int8.SPAN, 1, 4, 8)(k), 2)
     reduction_class = class_t("units of 128", promotion=32)

@@ -25,7 +25,7 @@ class Nvfp4Mma(Mma):
     source = "nvfp4"
     family = staticmethod(mma_nvfp4.mma_nvfp4)
     unit, span, weight_bytes, issue = mma_nvfp4.UNIT, mma_nvfp4.SPAN, 9 / 16, 0.17
-    fours = ((8, 2, 2, 2), (4, 2, 1, 2))
+    forms = ((8, 2, 2, 2), (4, 2, 1, 2))
     caps = MappingProxyType({(1, 1): 64, (1, 2): 96, (2, 1): 88, (2, 2): 128})
     variants = ({"whole": True}, {"whole": False})
     tolerance = rounded(ascending(mma_nvfp4.SPAN, 8, 4, 8), 2)
@@ -57,7 +57,7 @@ class Nvfp4MmaRepacked(Mma):
     source = "nvfp4"
     family = staticmethod(mma_lanes.mma_nvfp4_lanes)
     unit, span, weight_bytes, issue = mma_lanes.UNIT, mma_lanes.SPAN, 9 / 16, 0.14
-    fours = ((4, 2, 2, 2), (4, 2, 2, 3), (8, 2, 2, 1), (8, 2, 2, 2), (12, 2, 2, 1))
+    forms = ((4, 2, 2, 2), (4, 2, 2, 3), (8, 2, 2, 1), (8, 2, 2, 2), (12, 2, 2, 1))
     caps = MappingProxyType({(1, 1): 56, (1, 2): 56, (2, 1): 80, (2, 2): 96, (2, 3): 104})
     gate_caps = MappingProxyType({1: 64, 2: 112})
     dependent, ragged = True, True
