@@ -64,8 +64,9 @@ def pack(t: Arrays) -> dict[str, np.ndarray]:
     """Stored tensors by field to the repacked ones."""
     n, k = t["weight"].shape[0], 2 * t["weight"].shape[1]
     tiles, across = -(-n // ROWS), k // SPAN
-    scale = _padded(t["scale"].view(np.uint8), tiles * ROWS)
-    codes = _padded(np.ascontiguousarray(t["weight"]), tiles * ROWS).view("<u4").reshape(-1, k // 16, 2)
+    below = ((0, tiles * ROWS - n), (0, 0))
+    scale = np.pad(t["scale"].view(np.uint8), below)
+    codes = np.pad(np.ascontiguousarray(t["weight"]), below).view("<u4").reshape(-1, k // 16, 2)
     codes = np.where(scale[..., None] == 0, np.uint32(0), codes)
     # tile, half, row, unit, block, group, word -> tile, unit, block, lane = (row, group), word, half
     c = codes.reshape(tiles, 2, 8, across, 2, 4, 2).transpose(0, 3, 4, 2, 5, 6, 1).reshape(tiles, across, 2, 32, 2, 2)
@@ -91,11 +92,6 @@ def unpack(t: Arrays, n: int) -> dict[str, np.ndarray]:
         "scale": np.ascontiguousarray(scale).reshape(tiles * ROWS, -1)[:n].view(ml_dtypes.float8_e4m3fn),
         "global_scale": t["global_scale"],
     }
-
-
-def _padded(a: np.ndarray, rows: int) -> np.ndarray:
-    """With rows of zeros below."""
-    return a if a.shape[0] == rows else np.concatenate([a, np.zeros((rows - a.shape[0], a.shape[1]), a.dtype)])
 
 
 def _left(words: np.ndarray, count: int) -> np.ndarray:

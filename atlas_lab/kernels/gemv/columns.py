@@ -82,6 +82,24 @@ def rows_of_tile(row, count):
     return min(upper, count - 1), min(upper + 8, count - 1)
 
 
+@L.device
+def rows_at(array, upper, lower, stride):
+    """Where those two rows, `stride` elements apart from row to row, begin."""
+    return L.offset(array, L.i64(upper) * stride), L.offset(array, L.i64(lower) * stride)
+
+
+@L.device
+def tile_of(row, count):
+    """The number of the tile that holds `row` of `count`: one past the last repeats it, unstored."""
+    return min(row // TILE, (count - 1) // TILE)
+
+
+@L.device
+def opaque(mask, k):
+    """A U32 that is no constant to the compiler, which would otherwise move it into a register each time; k < 2^30."""
+    return L.u32(mask + (k >> 30))
+
+
 @functools.cache
 def product(columns: int, tiles: int, run: int):
     """A device function `(sums, tile, a, v, j)`: sums plus 16 rows of weights of that tile (four registers of A) times

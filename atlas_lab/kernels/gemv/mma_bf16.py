@@ -1,7 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, BF16 weights as stored."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import activations, product, rows_of_tile
+from atlas_lab.kernels.gemv.columns import activations, product, rows_at, rows_of_tile
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
 
 SPAN, UNIT = 64, 2048  # K and bytes of a unit of 16 rows
@@ -18,18 +18,17 @@ def mma_bf16(
     whole: bool = True,
     joined: bool = False,
     pair: bool = False,
-    gate: bool = False,
 ):
-    """W BF16 `[n_i, k]` of up to three projections, x BF16 `[m, k]` (`[m, 2k]` with `gate`), y BF16 `[m, n]`; m at most
-    8·columns, k a multiple of 8, of 64 if `whole`. `first`, `second` and `pair` as in `mma_nvfp4_lanes`."""
-    place, fetch = activations(columns, RUN, whole=whole, gate=gate)
+    """W BF16 `[n_i, k]` of up to three projections, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns,
+    k a multiple of 8, of 64 if `whole`. `first`, `second` and `pair` as in `mma_nvfp4_lanes`."""
+    place, fetch = activations(columns, RUN, whole=whole)
     add = product(columns, tiles, RUN)
 
     @L.device
     def locate(args, which, row, count, k):
         upper, lower = rows_of_tile(row, count)
         w = one_of(which, args[0], args[1], args[2])
-        return L.offset(w, L.i64(upper) * k), L.offset(w, L.i64(lower) * k)
+        return rows_at(w, upper, lower, k)
 
     @L.device
     def copy(ring, at, source, unit, k):

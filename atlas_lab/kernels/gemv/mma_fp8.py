@@ -21,17 +21,16 @@ def mma_fp8(
     by_row: bool = False,
     joined: bool = False,
     pair: bool = False,
-    gate: bool = False,
 ):
-    """W E4M3 `[n_i, k]` of up to three projections with their scales, F32 or BF16; x BF16 `[m, k]` (`[m, 2k]` with
-    `gate`), y BF16 `[m, n]`; m at most 8·columns, k a multiple of 16, of 128 if `whole`.
+    """W E4M3 `[n_i, k]` of up to three projections with their scales, F32 or BF16; x BF16 `[m, k]`, y BF16
+    `[m, n]`; m at most 8·columns, k a multiple of 16, of 128 if `whole`.
 
     Scale `r·down + (c >> 7)·across` belongs to column c of the 128 rows number r: `down` and `across` are ceil(k/128)
     and 1 for one scale a block of 128x128, 0 and 0 for one of the whole tensor; `by_row` reads one a row instead.
     `first`, `second` (multiples of 128 under block scales) and `pair` as in `mma_nvfp4_lanes`. Weights become BF16 in
     registers, exactly; sums over 128 of K are scaled and added.
     """
-    place, fetch = activations(columns, RUN, whole=whole, gate=gate)
+    place, fetch = activations(columns, RUN, whole=whole)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled_add, scaled, mine = axpy(4 * columns), scaled_rows(columns), part_of(4 * columns)
     load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16

@@ -1,7 +1,16 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, int8 weights with one scale for 32 of a row."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import activations, first_product, part_of, product, rows_of_tile, scaled_rows
+from atlas_lab.kernels.gemv.columns import (
+    activations,
+    first_product,
+    opaque,
+    part_of,
+    product,
+    rows_at,
+    rows_of_tile,
+    scaled_rows,
+)
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
 
 SPAN = 128  # K of a unit of 16 rows
@@ -19,12 +28,11 @@ def mma_int8(
     blocks: int = 3,
     joined: bool = False,
     pair: bool = False,
-    gate: bool = False,
 ):
-    """q I8 `[n_i, k]` and scales F32 `[n_i, k/32]` of up to three projections, x BF16 `[m, k]` (`[m, 2k]` with `gate`),
-    y BF16 `[m, n]`; m at most 8·columns, k a multiple of 128. `first`, `second` and `pair` as in `mma_nvfp4_lanes`.
-    Weights become BF16 in registers, exactly; sums over 32 of K are scaled and added in FP32."""
-    place, fetch = activations(columns, RUN, crossed=True, gate=gate)
+    """q I8 `[n_i, k]` and scales F32 `[n_i, k/32]` of up to three projections, x BF16 `[m, k]`, y BF16
+    `[m, n]`; m at most 8·columns, k a multiple of 128. `first`, `second` and `pair` as in `mma_nvfp4_lanes`. Weights
+    become BF16 in registers, exactly; sums over 32 of K are scaled and added in FP32."""
+    place, fetch = activations(columns, RUN, crossed=True)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine = scaled_rows(columns), part_of(4 * columns)
 
@@ -33,8 +41,8 @@ def mma_int8(
         upper, lower = rows_of_tile(row, count)
         w = one_of(which, args[0], args[2], args[4])
         s = one_of(which, args[1], args[3], args[5])
-        a, b = L.offset(s, L.i64(upper) * (k >> 5)), L.offset(s, L.i64(lower) * (k >> 5))
-        return L.offset(w, L.i64(upper) * k), L.offset(w, L.i64(lower) * k), a, b
+        scales = rows_at(s, upper, lower, k >> 5)
+        return rows_at(w, upper, lower, k) + scales
 
     @L.device
     def copy(ring, at, source, unit, k):
@@ -55,8 +63,7 @@ def mma_int8(
     @L.device
     def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
         lane = L.lane_id()
-        # no constant to the compiler, which would then move the masks into registers each time
-        magic = L.u32(MAGIC + (k >> 30))
+        magic = opaque(MAGIC, k)
         for g in L.unroll(4):
             v = fetch(x, rows, k, L.i32(unit * SPAN + 32 * g + RUN * (lane & 3)), kind)
             out = ()

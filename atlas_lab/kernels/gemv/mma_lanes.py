@@ -1,7 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, NVFP4 weights repacked into the lanes' own order."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import TILE, activations, product
+from atlas_lab.kernels.gemv.columns import activations, product, tile_of
 from atlas_lab.kernels.gemv.stream import Reader, one_of, stream
 
 SPAN, UNIT = 128, 1152  # K and bytes of a unit of 16 rows
@@ -37,8 +37,7 @@ def mma_nvfp4_lanes(
 
     @L.device
     def locate(args, which, row, count, k):
-        # a tile past the last repeats it; it is not stored
-        tile = min(row // TILE, (count - 1) // TILE)
+        tile = tile_of(row, count)
         return (L.offset(one_of(which, args[0], args[2], args[4]), L.i64(tile) * (k // SPAN) * UNIT),)
 
     @L.device

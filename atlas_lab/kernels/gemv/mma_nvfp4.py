@@ -1,7 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, NVFP4 weights as checkpoints store them."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import activations, product, rows_of_tile
+from atlas_lab.kernels.gemv.columns import activations, product, rows_at, rows_of_tile
 from atlas_lab.kernels.gemv.stream import Reader, one_of, stream
 
 SPAN, UNIT = 128, 1280  # K and bytes of a unit of 16 rows: the codes of both rows of a lane, then their scales
@@ -18,13 +18,12 @@ def mma_nvfp4(
     whole: bool = True,
     joined: bool = False,
     pair: bool = False,
-    gate: bool = False,
 ):
     """Codes U8 `[n_i, k/2]`, block scales E4M3 `[n_i, k/16]` and F32 tensor scales of up to three projections; x BF16
-    `[m, k]` (`[m, 2k]` with `gate`), y BF16 `[m, n]`; m at most 8·columns, k a multiple of 32, of 128 if `whole`.
+    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of 32, of 128 if `whole`.
     `first`, `second`, `pair` and `divides` as in `mma_nvfp4_lanes`. A code times its block scale is exact in BF16.
     """
-    place, fetch = activations(columns, RUN, whole=whole, gate=gate)
+    place, fetch = activations(columns, RUN, whole=whole)
     add = product(columns, tiles, RUN)
 
     @L.device
@@ -32,8 +31,8 @@ def mma_nvfp4(
         upper, lower = rows_of_tile(row, count)
         w = one_of(which, args[0], args[3], args[6])
         s = one_of(which, args[1], args[4], args[7])
-        a, b = L.offset(s, L.i64(upper) * (k >> 4)), L.offset(s, L.i64(lower) * (k >> 4))
-        return L.offset(w, L.i64(upper) * (k >> 1)), L.offset(w, L.i64(lower) * (k >> 1)), a, b
+        scales = rows_at(s, upper, lower, k >> 4)
+        return rows_at(w, upper, lower, k >> 1) + scales
 
     @L.device
     def copy(ring, at, source, unit, k):

@@ -1,7 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, Q2_0 codes repacked into the lanes' own order."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import TILE, activations, first_product, part_of, product, scaled_rows
+from atlas_lab.kernels.gemv.columns import activations, first_product, opaque, part_of, product, scaled_rows, tile_of
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
 
 SPAN = 128  # K of a unit of 16 rows
@@ -22,12 +22,11 @@ def mma_q2_0(
     blocks: int = 3,
     joined: bool = False,
     pair: bool = False,
-    gate: bool = False,
 ):
     """Weights of up to three projections as `repacked_q2_0` makes them, U8 `[ceil(n_i/16), k/128, 576 or 544]` for
-    groups of 64 or 128, x BF16 `[m, k]` (`[m, 2k]` with `gate`), y BF16 `[m, n]`; m at most 8·columns. `first`,
-    `second` and `pair` as in `mma_nvfp4_lanes`. The sum of (code - 1)·x over a group is scaled in FP32."""
-    place, fetch = activations(columns, RUN, gate=gate)
+    groups of 64 or 128, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns. `first`, `second` and
+    `pair` as in `mma_nvfp4_lanes`. The sum of (code - 1)·x over a group is scaled in FP32."""
+    place, fetch = activations(columns, RUN)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine = scaled_rows(columns), part_of(4 * columns)
     groups = SPAN // group
@@ -36,8 +35,7 @@ def mma_q2_0(
 
     @L.device
     def locate(args, which, row, count, k):
-        # a tile past the last repeats it; it is not stored
-        tile = min(row // TILE, (count - 1) // TILE)
+        tile = tile_of(row, count)
         return (L.offset(one_of(which, args[0], args[1], args[2]), L.i64(tile) * (k // SPAN) * size),)
 
     @L.device
@@ -63,8 +61,7 @@ def mma_q2_0(
     @L.device
     def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
         lane = L.lane_id()
-        # no constant to the compiler, which would then move the masks into registers each time
-        magic = L.u32(MAGIC + (k >> 30))
+        magic = opaque(MAGIC, k)
         parts = ()
         for half in L.unroll(2):
             v = fetch(x, rows, k, L.i32(unit * SPAN + 64 * half + RUN * (lane & 3)), kind)

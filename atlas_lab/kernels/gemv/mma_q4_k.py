@@ -1,7 +1,16 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, Q4_K blocks as GGUF stores them."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import activations, first_product, ones, part_of, product, rows_of_tile, scaled_rows
+from atlas_lab.kernels.gemv.columns import (
+    activations,
+    first_product,
+    ones,
+    opaque,
+    part_of,
+    product,
+    rows_of_tile,
+    scaled_rows,
+)
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
 
 SPAN, BYTES = 256, 144  # weights and bytes of a block: a unit is 16 of them
@@ -20,15 +29,14 @@ def mma_q4_k(
     blocks: int = 3,
     joined: bool = False,
     pair: bool = False,
-    gate: bool = False,
 ):
-    """Blocks U8 `[n_i, k/256·144]` of up to three projections, x BF16 `[m, k]` (`[m, 2k]` with `gate`), y BF16
-    `[m, n]`; m at most 8·columns. `first`, `second` and `pair` as in `mma_nvfp4_lanes`.
+    """Blocks U8 `[n_i, k/256·144]` of up to three projections, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most
+    8·columns. `first`, `second` and `pair` as in `mma_nvfp4_lanes`.
 
     A weight is d·sc·(q - 8) + (8·d·sc - dmin·m): q - 8 is exact in BF16, so a group of 32 is one product of codes and
     one sum of x (a product with ones, which the row tiles share), each scaled in FP32.
     """
-    place, fetch = activations(columns, RUN, crossed=True, gate=gate, ordered=True)
+    place, fetch = activations(columns, RUN, crossed=True, ordered=True)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled = scaled_rows(columns)
     mine, sum_of = part_of(4 * columns), ones(columns, RUN)
@@ -76,8 +84,7 @@ def mma_q4_k(
     @L.device
     def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
         lane = L.lane_id()
-        # no constant to the compiler, which would then move the mask into a register each time
-        magic = L.u32(MAGIC + (k >> 30))
+        magic = opaque(MAGIC, k)
         for c in L.unroll(4):
             table = ()
             for r in L.unroll(2 * tiles):

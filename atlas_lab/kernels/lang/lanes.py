@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from atlas_lab.kernels.lang.bits import M32
+from atlas_lab.kernels.lang.integer import shf_l
 from atlas_lab.kernels.lang.op import Op, Vec
 from atlas_lab.kernels.lang.types import u32
 
@@ -31,7 +32,7 @@ def _numpy(first: int, second: int) -> tuple[int, ...]:
     out = []
     for rotation, mask in zip(ROTATIONS, FIRST, strict=True):
         word = (first & mask) | (second & ~mask & M32)
-        out.append((word << rotation | word >> (32 - rotation)) & CODE)
+        out.append(shf_l(word, word, rotation) & CODE)
     return tuple(out)
 
 
@@ -74,8 +75,8 @@ def _pack(upper: int, lower: int) -> tuple[int, int]:
     """Eight codes each of two rows 8 apart, the first in the low nibble, to the two words."""
     out = [0, 0]
     for row, word, rotation, mask in MOVES:
-        source = (upper, lower)[row] & M32
-        out[word] |= (source << rotation | source >> (32 - rotation)) & mask
+        source = (upper, lower)[row]
+        out[word] |= shf_l(source, source, rotation) & mask
     return out[0], out[1]
 
 
