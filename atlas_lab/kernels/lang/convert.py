@@ -149,14 +149,14 @@ def _e4m3x4_f16x2(q: int) -> tuple[int, int]:
     return _e4m3x4(_E4M3_F16, q)
 
 
-def _emit_e4m3(magnitude: int, shift: int, scale: str, scaling: int) -> Any:
+def _emit_e4m3(shift: int, kept: int, scale: str, scaling: int) -> Any:
     def emit(e: Any, q: Any) -> list[Any]:
         out = []
-        for selector in (0x1404, 0x3424):  # bytes (0, b0, 0, b1) and (0, b2, 0, b3)
+        for selector in (0x9180, 0xB3A2):  # two bytes, each extended by its sign to 16 bits
             wide = e.u32("prmt.b32 $0, $1, $2, $3;", q, 0, selector)
-            moved = e.builder.and_(e.builder.lshr(wide, e.const(shift)), e.const(magnitude))
-            signed = e.builder.or_(e.builder.and_(wide, e.const(0x80008000)), moved)
-            out.append(e.u32(scale, signed, scaling, 0x80008000))
+            # shifted, a copy of the sign is the top bit; `kept` drops the others, and what crossed the halves
+            moved = e.builder.and_(e.builder.shl(wide, e.const(shift)), e.const(kept))
+            out.append(e.u32(scale, moved, scaling, 0x80008000))
         return out
 
     return emit
@@ -170,7 +170,7 @@ e4m3x4_bf16x2 = Op(
     numpy=_e4m3x4_bf16x2,
     needs=_SM80,
     section=_LOGIC,
-    ptx=_emit_e4m3(0x07F007F0, 4, "fma.rn.bf16x2 $0, $1, $2, $3;", 0x7B807B80),
+    ptx=_emit_e4m3(4, 0x87F087F0, "fma.rn.bf16x2 $0, $1, $2, $3;", 0x7B807B80),
 )
 e4m3x4_f16x2 = Op(
     "e4m3x4_f16x2",
@@ -178,7 +178,7 @@ e4m3x4_f16x2 = Op(
     Vec(u32, 2),
     numpy=_e4m3x4_f16x2,
     section=_LOGIC,
-    ptx=_emit_e4m3(0x3F803F80, 1, "fma.rn.f16x2 $0, $1, $2, $3;", 0x5C005C00),
+    ptx=_emit_e4m3(7, 0xBF80BF80, "fma.rn.f16x2 $0, $1, $2, $3;", 0x5C005C00),
 )
 
 
