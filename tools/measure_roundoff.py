@@ -1,4 +1,4 @@
-"""Worst error of one `mma.m16n8k16` on this GPU, over |c| + Σ|a·b|: what `unit_roundoff` in lang/tensor.py must bound.
+"""Worst error of one `mma.m16n8k16` on this GPU, over |c| + Σ|a·b|: what `U_MMA` in lang/multiply.py must bound.
 
 python tools/measure_roundoff.py
 """

@@ -15,6 +15,7 @@ from atlas_lab.simt.errors import (
     ReadOnlyWrite,
     SimtError,
     StepLimit,
+    Unfenced,
     Uninitialised,
     Unwaited,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "Span",
     "Stats",
     "StepLimit",
+    "Unfenced",
     "Uninitialised",
     "Unwaited",
     "run",

@@ -9,10 +9,12 @@ from atlas_lab.simt.barrier import Barrier
 from atlas_lab.simt.clocks import Clocks
 from atlas_lab.simt.errors import Coordinates, OutOfBounds
 from atlas_lab.simt.memory import Memory
+from atlas_lab.simt.operands import Addresses
 from atlas_lab.simt.shadow import Shadow
 from atlas_lab.simt.source import place
 from atlas_lab.simt.thread import Dim3, SimThread
 from atlas_lab.simt.warp import Warp
+from atlas_lab.simt.warpgroup import SIZE, Warpgroup
 
 if TYPE_CHECKING:
     from atlas_lab.simt.scheduler import Scheduler
@@ -35,6 +37,8 @@ class Block:
             t.warp_state = self.warps[t.warp]
         self.live = count
         self.barriers: dict[int, Barrier] = {}
+        self.groups: dict[int, Warpgroup] = {}  # those that met at something
+        self.addresses = Addresses()
         self.shared_used = 0
         self._static: dict[Any, Pointer] = {}
         self._dynamic: Memory | None = None
@@ -44,7 +48,15 @@ class Block:
         if self.scheduler.options.checks:
             m.shadow, m.watched = Shadow(m, poison=True), True
         self.shared_used += size
+        self.addresses.add(m)
         return m
+
+    def group_of(self, thread: SimThread) -> Warpgroup:
+        """The warpgroup of a thread."""
+        number = thread.tid // SIZE
+        if number not in self.groups:
+            self.groups[number] = Warpgroup(self, number)
+        return self.groups[number]
 
     def static_shared(self, thread: SimThread, site: Any, dtype: Scalar, count: int, align: int) -> Pointer:
         """The array of one place in the source; made by the first thread that comes there."""
@@ -88,3 +100,4 @@ class Block:
         self._static.clear()
         self._dynamic = None
         self.barriers.clear()
+        self.groups.clear()

@@ -84,5 +84,9 @@ class Unwaited(SimtError):
     """A dependent launch that touches what the launches before it may still use, or never waits for them."""
 
 
+class Unfenced(SimtError):
+    """Registers or memory that an asynchronous operation reads, with no fence between their writing and it."""
+
+
 class AsyncError(SimtError):
-    """An asynchronous copy that is malformed, or never committed."""
+    """An asynchronous copy or matrix product that is malformed, never committed or never waited for."""

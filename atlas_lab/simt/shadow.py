@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from atlas_lab.simt.memory import Memory
 
 
+NEVER = 2**31 - 1  # an epoch that no thread reaches
+
+
 class Access:
     """One thread's accesses from one instruction in one epoch.
 
@@ -26,10 +29,17 @@ class Access:
     """
 
     __slots__ = ("at", "clock", "code", "pending", "strong", "thread")
+    what = "copy"  # that a pending read belongs to
+    asynchronous = False  # whether a write is the async proxy's, and needs no proxy fence to be seen there
 
     def __init__(self, thread: Accesses, clock: int, code: CodeType | None, at: int, strong: bool) -> None:
         self.thread, self.clock, self.code, self.at, self.strong = thread, clock, code, at, strong
         self.pending = False
+
+    def before(self, thread: Accesses) -> bool:
+        """Whether an access that ended at no epoch of one thread (its clock is NEVER) happened before what `thread`
+        does now."""
+        return False
 
     def spell(self, reader: Accesses) -> str:
         """`thread (1, 0, 0) at file.py:3`."""
@@ -50,6 +60,8 @@ def ordered(a: Access, thread: Accesses) -> bool:
     other = a.thread
     if other is thread:
         return True
+    if a.clock == NEVER:
+        return a.before(thread)
     if other.block is thread.block:
         return bool(a.clock <= thread.vc[other.tid])
     return thread.block.clocks.knows(thread.tid, other.block.serial, other.tid, a.clock)
@@ -135,7 +147,7 @@ class Shadow:
                 seen = r
                 for a in r.values() if isinstance(r, Readers) else (r,):
                     if a.pending:
-                        raise self._race(thread, at, width, access, a, "write", "read by an unfinished copy")
+                        raise self._race(thread, at, width, access, a, "write", f"read by an unfinished {a.what}")
                     if a.thread is not thread and not ordered(a, thread) and not (strong and a.strong):
                         raise self._race(thread, at, width, access, a, "write", "read")
         n = hi - lo

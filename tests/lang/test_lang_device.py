@@ -16,18 +16,9 @@ from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
-from atlas_lab.kernels.lang.tensor import U_MMA
-from atlas_lab.runtime.device import open_device
+from atlas_lab.kernels.lang.multiply import U_MMA
 
 RNG = np.random.default_rng(17)
-
-
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    if request.param == "cuda" and request.config.getoption("--device", "auto") != "cuda":
-        pytest.skip("needs --device=cuda")
-    with open_device(request.param) as opened:
-        yield opened
 
 
 def run(device, kernel: L.Kernel, x: np.ndarray, results: int, threads: int, shared: int = 0) -> np.ndarray:

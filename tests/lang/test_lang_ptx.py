@@ -59,6 +59,16 @@ def atomics(pointer: str, space: str) -> list[Row]:
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.{0}\.{0}\.f32 "
 TILE_A, TILE_B = L.ldmatrix_tile(2, 2048), L.ldmatrix_tile(1, 2048, trans=True)
 TILE = L.mma_tile(L.bf16, 2, 2)
+WGMMA, WGMMA_WAIT = L.wgmma(L.bf16, 16), L.wgmma_wait(8)
+
+
+@L.device
+def committed(acc):
+    L.wgmma_commit()
+    return acc
+
+
+DESCRIPTOR = "L.matrix_descriptor(s, n, 128, 16, 1024)"
 
 GROUPS: dict[str, list[Row]] = {
     "ldg": loads("ldg", "x", "ld.global.nc", "b8 b16 b32 v2_b32 v4_b32 f32"),
@@ -198,6 +208,53 @@ GROUPS: dict[str, list[Row]] = {
         ("mma_tile", "t16(TILE(L.zeros(16), (u, v, w, u, v, u, w, v), (v, w, u, v)))", {MMA.format("bf16"): 4}),
         ("zeros", "t4(L.zeros(4))", {r"mov\.[fb]32\s+\S+, (0f0+|0);": 1}),
     ],
+    "mma_e4m3": [
+        ("mma_m16n8k32_e4m3", "t4(L.mma_m16n8k32_e4m3((f, g, h, f), (u, v, w, u), (v, w)))",
+         r"mma\.sync\.aligned\.m16n8k32\.row\.col\.f32\.e4m3\.e4m3\.f32 "),
+    ],
+    "mma_s8": [
+        ("mma_m16n8k32_s8", "t4(L.mma_m16n8k32_s8((n, n, n, n), (u, v, w, u), (v, w)))",
+         r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.s8\.s8\.s32 "),
+        ("mma_m16n8k16_s8", "t4(L.mma_m16n8k16_s8((n, n, n, n), (u, v), (w,)))",
+         r"mma\.sync\.aligned\.m16n8k16\.row\.col\.s32\.s8\.s8\.s32 "),
+        ("zeros_i32", "t4(L.zeros_i32(4))", {r"mov\.[bsu]32\s+\S+, 0;": 1}),
+    ],
+    "mma_nvfp4": [
+        ("mma_m16n8k64_nvfp4", "t4(L.mma_m16n8k64_nvfp4((f, g, h, f), (u, v, w, u), (v, w), u, v))",
+         r"mma\.sync\.aligned\.kind::mxf4nvf4\.block_scale\.scale_vec::4X\.m16n8k64\.row\.col\.f32\.e2m1\.e2m1\.f32"
+         r"\.ue4m3 "),
+    ],
+    "stmatrix": [
+        ("stmatrix_x1", "L.stmatrix_x1(s, lane, u)", r"m8n8\.x1\.shared\.b16 "),
+        ("stmatrix_x2", "L.stmatrix_x2(s, lane, (u, v))", r"m8n8\.x2\.shared\.b16 "),
+        ("stmatrix_x4", "L.stmatrix_x4(s, lane, (u, v, w, u))", r"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 "),
+        ("stmatrix_x1_trans", "L.stmatrix_x1_trans(s, lane, u)", r"m8n8\.x1\.trans\.shared\.b16 "),
+        ("stmatrix_x2_trans", "L.stmatrix_x2_trans(s, lane, (u, v))", r"m8n8\.x2\.trans\.shared\.b16 "),
+        ("stmatrix_x4_trans", "L.stmatrix_x4_trans(s, lane, (u, v, w, u))", r"m8n8\.x4\.trans\.shared\.b16 "),
+    ],
+    "warpgroup": [
+        ("warpgroup_id", "L.warpgroup_id()", {r"shr\.u32 .*7;|mov\.b32 .* 0;": 1}),  # 0 if known
+        ("warpgroup_thread", "L.warpgroup_thread()", r"%tid\.x;"),
+        ("elect_sync", "L.elect_sync()", r"elect\.sync _\|p, 0xffffffff;"),
+        ("setmaxnreg_dec", "L.setmaxnreg_dec(40)", r"setmaxnreg\.dec\.sync\.aligned\.u32 40;"),
+        ("setmaxnreg_inc", "L.setmaxnreg_inc(232)", r"setmaxnreg\.inc\.sync\.aligned\.u32 232;"),
+    ],
+    "wgmma": [
+        ("wgmma_fence", "L.wgmma_fence()", r"wgmma\.fence\.sync\.aligned;"),
+        ("wgmma",
+         f"t8(WGMMA_WAIT(committed(WGMMA(L.zeros(8), {DESCRIPTOR}, L.descriptor_advance({DESCRIPTOR}, 32), 1)), 0))",
+         r"setp\.ne\.b32 p, \S+, 0; wgmma\.mma_async\.sync\.aligned\.m64n16k16\.f32\.bf16\.bf16 \{(%f\d+, ){7}%f\d+\}, "
+         r"%rd\d+, %rd\d+, p, 1, 1, 0, 0; "),
+        ("matrix_descriptor", DESCRIPTOR, {r"and\.b32 .*, 262128;": 1, r"or\.b64 .*, 4611686293305360384;": 1}),
+        ("descriptor_advance", f"L.descriptor_advance({DESCRIPTOR}, 64 * n)", {r"shl\.b32 .*6;": 1}),
+    ],
+    "wgmma_wait": [
+        ("wgmma_fence", "L.wgmma_fence()", r"wgmma\.fence\.sync\.aligned;"),
+        ("wgmma_wait", f"t8(WGMMA_WAIT(committed(WGMMA(L.zeros(8), {DESCRIPTOR}, {DESCRIPTOR}, 0)), 0))",
+         r"wgmma\.wait_group\.sync\.aligned 0;"),
+        ("wgmma_commit", "pass", r"wgmma\.commit_group\.sync\.aligned;"),  # in `committed`
+    ],
+    "fence_proxy": [("fence_proxy_async", "L.fence_proxy_async()", r"fence\.proxy\.async\.shared::cta;")],
     "copy": [
         ("cp_async_16", "L.cp_async_16(s, n, x, n, n)", r"cp\.async\.cg\.shared\.global \[\S+\], \[\S+\], 16, %r\d+;"),
         ("cp_async_16_stream", "L.cp_async_16_stream(s, n, x, n, n)",
@@ -238,15 +295,16 @@ SUMS = {f"t{n}": summing(n) for n in (2, 4, 8, 16)}
 # Stores that no pattern counts, so that results are used.
 KEEP = {
     kind: L.intrinsic(
-        f"keep_{kind}", (L.Ptr(modes=("inout",)), kind), ptx="st.volatile.global.b32 [$0], $1;", effect="writes",
-        numpy=lambda p, i, v: None,
+        f"keep_{kind}", (L.Ptr(modes=("inout",)), kind), ptx=f"st.volatile.global.b{kind.bits} [$0], $1;",
+        effect="writes", numpy=lambda p, i, v: None,
     )
-    for kind in (L.u32, L.i32, L.f32)
+    for kind in (L.u32, L.i32, L.f32, L.u64)
 }  # fmt: skip
 
 
 def op_of(name: str) -> Op:
-    return {"ldmatrix_tile": TILE_A, "mma_tile": TILE}.get(name) or getattr(L, name)
+    made = {"ldmatrix_tile": TILE_A, "mma_tile": TILE, "wgmma": WGMMA, "wgmma_wait": WGMMA_WAIT}
+    return made.get(name) or getattr(L, name)
 
 
 @functools.cache
@@ -261,7 +319,7 @@ def kernel_of(group: str) -> L.Kernel:
     lines += ["    lane = 4 * (n & 31)"] * ("lane" in text)
     for i, (name, expression, _) in enumerate(GROUPS[group]):
         result = op_of(name).result
-        kind = result(1) if op_of(name).infers and name == "zeros" else result
+        kind = result(1) if op_of(name).infers and name.startswith("zeros") else result
         kind = kind.dtype if isinstance(kind, L.Vec) else kind
         statement = not isinstance(kind, L.Scalar) or expression.startswith("L.st")
         lines.append(f"    {expression}" if statement else f"    keep_{kind}(y, {i}, {expression})")
@@ -269,6 +327,7 @@ def kernel_of(group: str) -> L.Kernel:
     file = f"<ptx group {group}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     scope = {"L": L, "TILE_A": TILE_A, "TILE_B": TILE_B, "TILE": TILE, **SUMS}
+    scope |= {"WGMMA": WGMMA, "WGMMA_WAIT": WGMMA_WAIT, "committed": committed}
     scope |= {f"keep_{kind}": op for kind, op in KEEP.items()}
     exec(compile(source, file, "exec"), scope)
     made: L.Kernel = scope["kernel"]
@@ -294,7 +353,7 @@ def test_every_intrinsic_has_a_row():
     rows = {row[0] for group in GROUPS.values() for row in group}
     ops = {name for name in L.__all__ if isinstance(getattr(L, name), Op)}
     assert ops - rows == set()
-    assert rows - ops == {"ldmatrix_tile", "mma_tile"}
+    assert rows - ops == {"ldmatrix_tile", "mma_tile", "wgmma", "wgmma_wait"}
 
 
 def test_entries_are_complete():

@@ -12,7 +12,8 @@ function runs on a GPU, through the compiler with no GPU present, and on the int
             L.stg_bf16(y, i, a * L.ldg_bf16(x, i))
 
 Intrinsics by module: `memory` and `shared` (loads, stores, pointers), `convert`, `half`, `integer`, `arithmetic`,
-`warp`, `tensor`, `copy`, `barrier`, `dependent`, `atomic`. Each has PTX, a NumPy meaning, an effect and the hardware it
+`warp`, `tensor`, `copy`, `barrier`, `dependent`, `atomic`; of Hopper and later `wgmma`, `descriptor`, `warpgroup`,
+`stmatrix`, `proxy_fence`, `block_scaled`. Each has PTX, a NumPy meaning, an effect and the hardware it
 needs; `intrinsic` adds one. `family` makes kernels from compile-time parameters, `device` a helper to call from
 kernels, `wrap` a kernel from an existing `numba.cuda.jit` dispatcher. `compile_kernel`, `check_kernel`, `ptx` and
 `sass` need the compiler only, and import it when called.
@@ -63,6 +64,9 @@ from atlas_lab.kernels.lang.atomic import (
     atomic_max_u32,
 )
 from atlas_lab.kernels.lang.barrier import barrier_arrive, barrier_sync, fence_block, fence_gpu, nanosleep
+from atlas_lab.kernels.lang.block_scaled import (
+    mma_m16n8k64_nvfp4,
+)
 from atlas_lab.kernels.lang.compile import (
     ARCHITECTURES,
     Compiled,
@@ -116,6 +120,10 @@ from atlas_lab.kernels.lang.dependent import (
     ld_in_v4_b32,
     ld_in_v4_b32_stream,
 )
+from atlas_lab.kernels.lang.descriptor import (
+    descriptor_advance,
+    matrix_descriptor,
+)
 from atlas_lab.kernels.lang.half import badd2, bfma2, bmul2, hadd2, hfma2, hmul2
 from atlas_lab.kernels.lang.integer import byte, dp4a, dp4a_u32, lop3, popc, prmt, s8, shf_l, shf_r
 from atlas_lab.kernels.lang.intrinsic import intrinsic
@@ -154,6 +162,9 @@ from atlas_lab.kernels.lang.memory import (
 )
 from atlas_lab.kernels.lang.op import Const, Dtype, Effect, Needs, Op, Ptr, PtrTo, Vec
 from atlas_lab.kernels.lang.proxy import cuda
+from atlas_lab.kernels.lang.proxy_fence import (
+    fence_proxy_async,
+)
 from atlas_lab.kernels.lang.shared import (
     dynamic_shared,
     lds_b8,
@@ -172,6 +183,14 @@ from atlas_lab.kernels.lang.shared import (
     sts_v4_b32,
     sts_v4_f32,
 )
+from atlas_lab.kernels.lang.stmatrix import (
+    stmatrix_x1,
+    stmatrix_x1_trans,
+    stmatrix_x2,
+    stmatrix_x2_trans,
+    stmatrix_x4,
+    stmatrix_x4_trans,
+)
 from atlas_lab.kernels.lang.tensor import (
     ldmatrix_tile,
     ldmatrix_x1,
@@ -183,8 +202,12 @@ from atlas_lab.kernels.lang.tensor import (
     mma_m16n8k16_bf16,
     mma_m16n8k16_bf16_first,
     mma_m16n8k16_f16,
+    mma_m16n8k16_s8,
+    mma_m16n8k32_e4m3,
+    mma_m16n8k32_s8,
     mma_tile,
     zeros,
+    zeros_i32,
 )
 from atlas_lab.kernels.lang.types import (
     In,
@@ -222,6 +245,19 @@ from atlas_lab.kernels.lang.warp import (
     warp_max,
     warp_sum,
     warp_sum_i32,
+)
+from atlas_lab.kernels.lang.warpgroup import (
+    elect_sync,
+    setmaxnreg_dec,
+    setmaxnreg_inc,
+    warpgroup_id,
+    warpgroup_thread,
+)
+from atlas_lab.kernels.lang.wgmma import (
+    wgmma,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait,
 )
 
 __all__ = [
@@ -280,6 +316,7 @@ __all__ = [
     "cp_async_commit",
     "cp_async_wait",
     "cuda",
+    "descriptor_advance",
     "device",
     "div_rn",
     "dp4a",
@@ -297,6 +334,7 @@ __all__ = [
     "e4m3x4_f16x2",
     "e5m2",
     "e5m2x2_f16x2",
+    "elect_sync",
     "exp2_approx",
     "f16",
     "f16_hi",
@@ -308,6 +346,7 @@ __all__ = [
     "family",
     "fence_block",
     "fence_gpu",
+    "fence_proxy_async",
     "fma_rn",
     "grid_launch_dependents",
     "grid_wait",
@@ -364,11 +403,16 @@ __all__ = [
     "lds_v4_b32",
     "lds_v4_f32",
     "lop3",
+    "matrix_descriptor",
     "max_f32",
     "min_f32",
     "mma_m16n8k16_bf16",
     "mma_m16n8k16_bf16_first",
     "mma_m16n8k16_f16",
+    "mma_m16n8k16_s8",
+    "mma_m16n8k32_e4m3",
+    "mma_m16n8k32_s8",
+    "mma_m16n8k64_nvfp4",
     "mma_tile",
     "mul_rn",
     "nanosleep",
@@ -381,6 +425,8 @@ __all__ = [
     "rsqrt_approx",
     "s8",
     "sass",
+    "setmaxnreg_dec",
+    "setmaxnreg_inc",
     "shared",
     "shf_l",
     "shf_r",
@@ -400,6 +446,12 @@ __all__ = [
     "stg_f32",
     "stg_v2_b32",
     "stg_v4_b32",
+    "stmatrix_x1",
+    "stmatrix_x1_trans",
+    "stmatrix_x2",
+    "stmatrix_x2_trans",
+    "stmatrix_x4",
+    "stmatrix_x4_trans",
     "sts_b8",
     "sts_b16",
     "sts_b32",
@@ -417,6 +469,13 @@ __all__ = [
     "warp_max",
     "warp_sum",
     "warp_sum_i32",
+    "warpgroup_id",
+    "warpgroup_thread",
+    "wgmma",
+    "wgmma_commit",
+    "wgmma_fence",
+    "wgmma_wait",
     "wrap",
     "zeros",
+    "zeros_i32",
 ]

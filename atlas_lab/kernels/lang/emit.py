@@ -68,6 +68,12 @@ class Emitter:
     def const(self, value: int, kind: ir.Type = I32) -> ir.Constant:
         return ir.Constant(kind, value)
 
+    def wide(self, value: Any, signed: bool = False) -> Any:
+        """A 32-bit integer, or a Python one, as 64 bits."""
+        if isinstance(value, int):
+            return ir.Constant(I64, value)
+        return (self.builder.sext if signed else self.builder.zext)(value, I64)
+
     def zero(self) -> ir.Constant:
         return ir.Constant(F32, 0.0)
 

@@ -86,6 +86,27 @@ class Thread(Protocol):
     def launch_dependents(self) -> None:
         """griddepcontrol.launch_dependents: the next launch may start once every block called this or exited."""
 
+    def shared_address(self, p: Pointer, index: int) -> int:
+        """The address of an element in the block's shared memory, which must be a multiple of 16."""
+
+    def fence_proxy(self, spaces: tuple[str, ...]) -> None:
+        """fence.proxy.async: this thread's earlier writes of `shared` or `global` memory come before async reads."""
+
+    def wgmma(self, product: Any, acc: Any, a: Any, b: int, scale_d: int) -> Any:
+        """Issue a product (`wgmma.Product`) with the whole warpgroup; the result is not to be read before its wait."""
+
+    def wgmma_fence(self) -> None:
+        """Registers written so far may be operands of products."""
+
+    def wgmma_commit(self) -> None:
+        """Close the warpgroup's group of products."""
+
+    def wgmma_wait(self, acc: Any, pending: int) -> Any:
+        """All but the newest `pending` groups are complete; `acc` back, readable if its products are."""
+
+    def set_max_registers(self, count: int, way: str) -> None:
+        """setmaxnreg, `inc` or `dec`, with the whole warpgroup."""
+
 
 def current() -> Thread:
     """The simulated thread that runs now; raises RuntimeError outside the interpreter."""
