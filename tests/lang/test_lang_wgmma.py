@@ -96,21 +96,39 @@ def tiles() -> tuple[np.ndarray, np.ndarray]:
     return made, sum(t[:64] @ t[64:].T for t in made.astype(np.float64))
 
 
-def test_a_producer_and_a_consumer(device):
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_a_producer_and_a_consumer(device, stages):
     made, exact = tiles()
-    found = run(device, kernels.producer_and_consumer(), flat(made), 64 * 8, kernels.TILE_BYTES, block=256)
+    kernel = kernels.producer_and_consumer(stages)
+    found = run(device, kernel, flat(made), 64 * 8, stages * kernels.STAGE_BYTES, block=256)
     assert np.array_equal(found.view(np.float32).reshape(64, 8), exact)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_operand_may_be_overwritten_after_the_wait_in_any_order(seed):
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_producer_and_a_consumer_in_any_order(stages, seed):
     made, exact = tiles()
     y = simt.Buffer("y", 4 * 64 * 8)
     simt.run(
-        kernels.producer_and_consumer(), grid=1, block=256, args=(simt.Buffer.of("x", made), y),
-        shared_bytes=kernels.TILE_BYTES, seed=seed, options=simt.Options(order="random", late_async="random"),
+        kernels.producer_and_consumer(stages), grid=1, block=256, args=(simt.Buffer.of("x", made), y), seed=seed,
+        shared_bytes=stages * kernels.STAGE_BYTES, options=simt.Options(order="random", late_async="random"),
     )  # fmt: skip
     assert np.array_equal(y.array(np.float32, (64, 8)), exact)
+
+
+def test_fragments_loaded_while_products_run(device):
+    a, b = operands(L.bf16, 64, 64, 64 * kernels.TILES)
+    right = b[:, :64]
+    found = run(device, kernels.streamed(64), flat(a, np.ascontiguousarray(right)), 64 * 64, 64 * 128)
+    check(found, a, np.tile(right, kernels.TILES))
+
+
+def test_sums_promoted_to_registers(device):
+    a, b = (RNG.integers(-4, 5, (64, k)).astype(ml_dtypes.float8_e4m3fn) for k in (128 * kernels.TILES, 128))
+    found = run(device, kernels.promoted(64), flat(a, b), 64 * 64, 2 * 8192)
+    groups = a.astype(np.float64).reshape(64, kernels.TILES, 128) * (1 + np.arange(kernels.TILES))[:, None]
+    exact = np.einsum("mgk,nk->mn", groups, b.astype(np.float64))
+    assert np.array_equal(found.view(np.float32).reshape(64, 64), exact)
 
 
 def chunk(c: int, line: int, swizzle: int) -> int:
@@ -247,11 +265,9 @@ def test_a_loop_stays_asynchronous(dtype, n, options, compiler):
 
 
 WHOLE = (
-    kernels.gemm(L.bf16, 64),
-    kernels.gemm(L.bf16, 64, 128, True),
-    kernels.pipelined(64),
-    kernels.producer_and_consumer(),
-)
+    kernels.gemm(L.bf16, 64), kernels.gemm(L.bf16, 64, 128, True), kernels.pipelined(64),
+    kernels.producer_and_consumer(1), kernels.producer_and_consumer(2), kernels.streamed(128), kernels.promoted(128),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kernel", WHOLE, ids=lambda k: k.entry)

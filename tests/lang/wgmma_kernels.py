@@ -187,15 +187,18 @@ def loop(dtype: L.Scalar, n: int, a_registers: bool = False, a_transposed: bool 
 
 TILES = 5
 TILE_BYTES = 2304
+STAGE_BYTES = 2560  # a multiple of what its swizzle repeats after
 
 
 @L.family
-def producer_and_consumer():
-    """Two warpgroups: the second fills one stage, the first multiplies it; named barriers say full (1) and empty (2).
+def producer_and_consumer(stages: int):
+    """Two warpgroups: the second fills `stages` stages in turn, the first multiplies them, with `stages` - 1 groups in
+    flight while the next is issued; named barriers say which are full (1…) and empty (1 + `stages`…).
 
     x: TILES of A [64, 16], then B [8, 16], bf16; y: the sum of their A·Bᵀ.
     """
     multiply, wait, store = L.wgmma(L.bf16, 8), L.wgmma_wait(4), storing(8)
+    running = stages - 1
 
     @L.kernel(launch_bounds=(256, 1))
     def kernel(x: L.In[L.u8], y: L.Out[L.u32]):
@@ -203,25 +206,118 @@ def producer_and_consumer():
         if L.warpgroup_id() == 1:
             L.setmaxnreg_dec(40)
             for tile in range(TILES):
-                if tile > 0:
-                    L.barrier_sync(2, 256)
+                stage_at = tile % stages
+                if tile >= stages:
+                    L.barrier_sync(1 + stages + stage_at, 256)
                 for i in range(L.warpgroup_thread() * 16, TILE_BYTES, 2048):
-                    L.sts_v4_b32(s, place(i // 32, i % 32, 72, 32), L.ldg_v4_b32(x, tile * TILE_BYTES + i))
+                    at = stage_at * STAGE_BYTES + place(i // 32, i % 32, 72, 32)
+                    L.sts_v4_b32(s, at, L.ldg_v4_b32(x, tile * TILE_BYTES + i))
                 L.fence_proxy_async()
-                L.barrier_arrive(1, 256)
+                L.barrier_arrive(1 + stage_at, 256)
         else:
             L.setmaxnreg_inc(232)
             a = L.matrix_descriptor(s, 0, 32, 16, 256)
             b = L.matrix_descriptor(s, 2048, 32, 16, 256)
             acc = L.zeros(4)
+            L.wgmma_fence()
             for tile in range(TILES):
-                L.barrier_sync(1, 256)
+                stage_at = tile % stages
+                L.barrier_sync(1 + stage_at, 256)
                 L.wgmma_fence()
-                acc = multiply(acc, a, b, 1)
+                a_at = L.descriptor_advance(a, stage_at * STAGE_BYTES)
+                acc = multiply(acc, a_at, L.descriptor_advance(b, stage_at * STAGE_BYTES), tile)
                 L.wgmma_commit()
-                acc = wait(acc, 0)
-                if tile < TILES - 1:
-                    L.barrier_arrive(2, 256)
+                acc = wait(acc, running)
+                done = tile - running
+                if done >= 0 and done + stages < TILES:
+                    L.barrier_arrive(1 + stages + done % stages, 256)
+            acc = wait(acc, 0)
             store(y, acc)
+
+    return kernel
+
+
+@L.family
+def streamed(n: int):
+    """A from global memory straight into registers, two sets of fragments in turn: one is loaded while the products of
+    the other run. x: A [64, 64·TILES] bf16, then B [n, 64], the same for every 64 of K; y: C."""
+    multiply, wait, store, count = L.wgmma(L.bf16, n, a_registers=True), L.wgmma_wait(n // 2), storing(n), n // 2
+    row_bytes = 128 * TILES
+    b_at = 64 * row_bytes
+
+    @L.device
+    def load(x, tile):
+        t = cuda.threadIdx.x
+        at = (16 * (t >> 5) + ((t & 31) >> 2)) * row_bytes + 128 * tile + 4 * (t & 3)
+        out = ()
+        for k in L.unroll(STEPS):
+            for c in L.unroll(2):
+                for h in L.unroll(2):
+                    out = out + (L.ldg_b32(x, at + 8 * row_bytes * h + 32 * k + 16 * c),)
+        return out
+
+    @L.device
+    def group(acc, f, b, first):
+        L.wgmma_fence()
+        for k in L.unroll(STEPS):
+            registers = (f[4 * k], f[4 * k + 1], f[4 * k + 2], f[4 * k + 3])
+            acc = multiply(acc, registers, L.descriptor_advance(b, 32 * k), L.i32(first + k > 0))
+        L.wgmma_commit()
+        return acc
+
+    @L.kernel(launch_bounds=(128, 1))
+    def kernel(x: L.In[L.u8], y: L.Out[L.u32]):
+        s = L.dynamic_shared(L.u8, 0)
+        stage(s, 0, L.offset(x, b_at), n, 128, 128)
+        L.fence_proxy_async()
+        cuda.syncthreads()
+        b = L.matrix_descriptor(s, 0, 128, 16, 1024)
+        acc = L.zeros(count)
+        even = load(x, 0)
+        for tile in range(0, TILES - 2, 2):
+            acc = group(acc, even, b, tile)
+            odd = load(x, tile + 1)
+            acc = wait(acc, 0)
+            acc = group(acc, odd, b, 1)
+            even = load(x, tile + 2)
+            acc = wait(acc, 0)
+        acc = wait(group(acc, even, b, 1), 0)
+        store(y, acc)
+
+    return kernel
+
+
+@L.family
+def promoted(n: int):
+    """e4m3 summed over 128 of K by the tensor cores and over groups in float32 registers, scaled. x: A [64, 128·TILES],
+    then B [n, 128], the same for every group, as bytes; group i is scaled by 1 + i; y: C."""
+    multiply, wait, count, store = L.wgmma(L.e4m3, n), L.wgmma_wait(n // 2), n // 2, storing(n)
+    row_bytes = 128 * TILES
+
+    @L.kernel(launch_bounds=(128, 1))
+    def kernel(x: L.In[L.u8], y: L.Out[L.u32]):
+        s = L.dynamic_shared(L.u8, 0)
+        stage(s, 8192, L.offset(x, 64 * row_bytes), n, 128, 128)
+        a = L.matrix_descriptor(s, 0, 128, 16, 1024)
+        b = L.matrix_descriptor(s, 8192, 128, 16, 1024)
+        total = L.zeros(count)
+        for tile in range(TILES):
+            for i in range(cuda.threadIdx.x, 512, 128):
+                at = i // 8 * row_bytes + 128 * tile + i % 8 * 16
+                L.sts_v4_b32(s, place(i // 8, i % 8 * 16, 64, 128), L.ldg_v4_b32(x, at))
+            L.fence_proxy_async()
+            cuda.syncthreads()
+            part = L.zeros(count)
+            L.wgmma_fence()
+            for k in L.unroll(STEPS):
+                part = multiply(part, L.descriptor_advance(a, 32 * k), L.descriptor_advance(b, 32 * k), k)
+            L.wgmma_commit()
+            part = wait(part, 0)
+            cuda.syncthreads()
+            sums = ()
+            for j in L.unroll(count):
+                sums = sums + (L.fma_rn(part[j], L.f32(1 + tile), total[j]),)
+            total = sums
+        store(y, total)
 
     return kernel

@@ -65,7 +65,7 @@ class Product:
         """Accumulators of a thread."""
         return self.n // 2
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         options = "_ra" * self.a_registers + "_ta" * self.a_transposed + "_tb" * self.b_transposed
         return f"wgmma_m64n{self.n}k{self.k}_{self.dtype}{options}"
