@@ -26,6 +26,7 @@ def stage(s, at, x, rows, k_bytes, width):
 
 def storing(n: int, integer: bool = False):
     """A function that stores accumulators, as words, to row-major [64, n]."""
+    word = L.u32 if integer else L.f32_bits
 
     @L.device
     def store(y, acc):
@@ -33,8 +34,7 @@ def storing(n: int, integer: bool = False):
         row = 16 * (t >> 5) + ((t & 31) >> 2)
         at = row * n + 2 * (t & 3)
         for j in L.unroll(n // 2):
-            v = L.u32(acc[j]) if integer else L.f32_bits(acc[j])
-            L.stg_b32(y, at + 8 * n * ((j >> 1) & 1) + 8 * (j >> 2) + (j & 1), v)
+            L.stg_b32(y, at + 8 * n * ((j >> 1) & 1) + 8 * (j >> 2) + (j & 1), word(acc[j]))
 
     return store
 
