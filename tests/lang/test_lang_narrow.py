@@ -13,6 +13,7 @@ import pytest
 from lang_threads import pointer, run_warp
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.lang.fragments import Fragment
 
 RNG = np.random.default_rng(29)
 Formula = Callable[[int, int, int], tuple[int, int]]
@@ -151,6 +152,37 @@ def test_stmatrix_writes_what_ldmatrix_reads(count, trans):
 
     run_warp(body)
     assert np.array_equal(np.frombuffer(memory, np.uint16).reshape(count, 8, 8)[::-1], codes)
+
+
+@pytest.mark.parametrize(("dtype", "host"), [(L.bf16, ml_dtypes.bfloat16), (L.f16, np.float16)], ids=str)
+def test_accumulators_packed_and_stored(dtype, host):
+    """C [16, 32] of four column tiles through registers to rows of 16-bit elements."""
+    c = (RNG.standard_normal((16, 32)) * np.exp(RNG.uniform(-9, 9, (16, 32)))).astype(np.float32)
+    memory = bytearray(16 * 64)
+    p = pointer(memory, dtype, "shared")
+    pack, store = L.pack_tile(dtype, 16), L.stmatrix_tile(2, 32)
+
+    def body(lane):
+        g, t = divmod(lane, 4)
+        acc = tuple(c[g + 8 * h, 8 * j + 2 * t + e] for j in range(4) for h in range(2) for e in range(2))
+        store(p, 32 * (lane % 16) + 8 * (lane // 16), pack(acc))
+
+    run_warp(body)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(np.frombuffer(memory, np.uint16), c.astype(host).view(np.uint16).ravel())
+
+
+def test_packing_is_that_of_pairs():
+    values = [np.float32(v) for v in (1e9, -1e9, np.inf, np.nan, -0.0, 1e-40, 65519.9, 65520.0)]
+    for dtype, pair in ((L.bf16, L.bf16x2), (L.f16, L.f16x2)):
+        found = L.pack_tile(dtype, 8)(values)
+        assert found == tuple(pair(a, b) for a, b in zip(values[::2], values[1::2], strict=True))
+        array = np.tile(np.array(values, np.float32), (32, 1))
+        assert L.pack_tile(dtype, 8)(Fragment(array, 5)) == found
+    with pytest.raises(ValueError, match="found 3 of bf16, expected an even number of bf16 or f16"):
+        L.pack_tile(L.bf16, 3)
+    with pytest.raises(ValueError, match="step 24"):
+        L.stmatrix_tile(1, 24)
 
 
 def test_one_lane_is_elected():

@@ -59,7 +59,14 @@ def atomics(pointer: str, space: str) -> list[Row]:
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.{0}\.{0}\.f32 "
 TILE_A, TILE_B = L.ldmatrix_tile(2, 2048), L.ldmatrix_tile(1, 2048, trans=True)
 TILE = L.mma_tile(L.bf16, 2, 2)
+STORE_TILE, PACK = L.stmatrix_tile(2, 32), L.pack_tile(L.bf16, 4)
 WGMMA, WGMMA_WAIT = L.wgmma(L.bf16, 16), L.wgmma_wait(8)
+
+
+MADE = {
+    "ldmatrix_tile": TILE_A, "mma_tile": TILE, "wgmma": WGMMA, "wgmma_wait": WGMMA_WAIT, "stmatrix_tile": STORE_TILE,
+    "pack_tile": PACK,
+}  # fmt: skip
 
 
 @L.device
@@ -105,6 +112,7 @@ GROUPS: dict[str, list[Row]] = {
         ("bf16_hi", "L.bf16_hi(u ^ v)", r"and\.b32 .*-65536;"),
         ("bf16x2", "L.bf16x2(f, g)", r"cvt\.rn\.bf16x2\.f32 "),
     ],
+    "pack": [("pack_tile", "t2(PACK((f, g, h, f)))", {r"cvt\.rn\.bf16x2\.f32 ": 2})],
     "f16": [
         ("f16_lo", "L.f16_lo(u)", r"cvt\.f32\.f16 \S+, l;"),
         ("f16_hi", "L.f16_hi(u)", r"cvt\.f32\.f16 \S+, h;"),
@@ -227,7 +235,10 @@ GROUPS: dict[str, list[Row]] = {
     "stmatrix": [
         ("stmatrix_x1", "L.stmatrix_x1(s, lane, u)", r"m8n8\.x1\.shared\.b16 "),
         ("stmatrix_x2", "L.stmatrix_x2(s, lane, (u, v))", r"m8n8\.x2\.shared\.b16 "),
-        ("stmatrix_x4", "L.stmatrix_x4(s, lane, (u, v, w, u))", r"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 "),
+        ("stmatrix_x4", "L.stmatrix_x4(s, lane, (u, v, w, u))",
+         {r"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 ": 3}),  # with those of the tile
+        ("stmatrix_tile", "STORE_TILE(s, lane, (u, v, w, u, v, u, w, v))",
+         {r"x4\.shared\.b16 \[\S+\+0\]": 2, r"x4\.shared\.b16 \[\S+\+32\]": 1}),
         ("stmatrix_x1_trans", "L.stmatrix_x1_trans(s, lane, u)", r"m8n8\.x1\.trans\.shared\.b16 "),
         ("stmatrix_x2_trans", "L.stmatrix_x2_trans(s, lane, (u, v))", r"m8n8\.x2\.trans\.shared\.b16 "),
         ("stmatrix_x4_trans", "L.stmatrix_x4_trans(s, lane, (u, v, w, u))", r"m8n8\.x4\.trans\.shared\.b16 "),
@@ -303,8 +314,7 @@ KEEP = {
 
 
 def op_of(name: str) -> Op:
-    made = {"ldmatrix_tile": TILE_A, "mma_tile": TILE, "wgmma": WGMMA, "wgmma_wait": WGMMA_WAIT}
-    return made.get(name) or getattr(L, name)
+    return MADE.get(name) or getattr(L, name)
 
 
 @functools.cache
@@ -327,7 +337,7 @@ def kernel_of(group: str) -> L.Kernel:
     file = f"<ptx group {group}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     scope = {"L": L, "TILE_A": TILE_A, "TILE_B": TILE_B, "TILE": TILE, **SUMS}
-    scope |= {"WGMMA": WGMMA, "WGMMA_WAIT": WGMMA_WAIT, "committed": committed}
+    scope |= {"WGMMA": WGMMA, "WGMMA_WAIT": WGMMA_WAIT, "committed": committed, "STORE_TILE": STORE_TILE, "PACK": PACK}
     scope |= {f"keep_{kind}": op for kind, op in KEEP.items()}
     exec(compile(source, file, "exec"), scope)
     made: L.Kernel = scope["kernel"]
@@ -353,7 +363,7 @@ def test_every_intrinsic_has_a_row():
     rows = {row[0] for group in GROUPS.values() for row in group}
     ops = {name for name in L.__all__ if isinstance(getattr(L, name), Op)}
     assert ops - rows == set()
-    assert rows - ops == {"ldmatrix_tile", "mma_tile", "wgmma", "wgmma_wait"}
+    assert rows - ops == set(MADE)
 
 
 def test_entries_are_complete():

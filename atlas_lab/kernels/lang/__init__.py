@@ -13,7 +13,7 @@ function runs on a GPU, through the compiler with no GPU present, and on the int
 
 Intrinsics by module: `memory` and `shared` (loads, stores, pointers), `convert`, `half`, `integer`, `arithmetic`,
 `warp`, `tensor`, `copy`, `barrier`, `dependent`, `atomic`; of Hopper and later `wgmma`, `descriptor`, `warpgroup`,
-`stmatrix`, `proxy_fence`, `block_scaled`. Each has PTX, a NumPy meaning, an effect and the hardware it
+`stmatrix`, `pack`, `proxy_fence`, `block_scaled`. Each has PTX, a NumPy meaning, an effect and the hardware it
 needs; `intrinsic` adds one. `family` makes kernels from compile-time parameters, `device` a helper to call from
 kernels, `wrap` a kernel from an existing `numba.cuda.jit` dispatcher. `compile_kernel`, `check_kernel`, `ptx` and
 `sass` need the compiler only, and import it when called.
@@ -161,6 +161,7 @@ from atlas_lab.kernels.lang.memory import (
     stg_v4_b32,
 )
 from atlas_lab.kernels.lang.op import Const, Dtype, Effect, Needs, Op, Ptr, PtrTo, Vec
+from atlas_lab.kernels.lang.pack import pack_tile
 from atlas_lab.kernels.lang.proxy import cuda
 from atlas_lab.kernels.lang.proxy_fence import (
     fence_proxy_async,
@@ -184,6 +185,7 @@ from atlas_lab.kernels.lang.shared import (
     sts_v4_f32,
 )
 from atlas_lab.kernels.lang.stmatrix import (
+    stmatrix_tile,
     stmatrix_x1,
     stmatrix_x1_trans,
     stmatrix_x2,
@@ -417,6 +419,7 @@ __all__ = [
     "mul_rn",
     "nanosleep",
     "offset",
+    "pack_tile",
     "popc",
     "prmt",
     "ptx",
@@ -446,6 +449,7 @@ __all__ = [
     "stg_f32",
     "stg_v2_b32",
     "stg_v4_b32",
+    "stmatrix_tile",
     "stmatrix_x1",
     "stmatrix_x1_trans",
     "stmatrix_x2",
