@@ -77,15 +77,6 @@ class Thread(Protocol):
     def dynamic_shared(self, dtype: Scalar, offset: int) -> Pointer:
         """The launch's dynamic shared memory, from byte `offset`."""
 
-    def fence(self, scope: str) -> None:
-        """membar: orders this thread's earlier accesses before its later ones at `block` or `gpu` scope."""
-
-    def grid_wait(self) -> None:
-        """griddepcontrol.wait: the launches before this one are over; nothing in a launch that is not dependent."""
-
-    def launch_dependents(self) -> None:
-        """griddepcontrol.launch_dependents: the next launch may start once every block called this or exited."""
-
     def shared_address(self, p: Pointer, index: int) -> int:
         """The address of an element in the block's shared memory, which must be a multiple of 16."""
 
@@ -106,6 +97,15 @@ class Thread(Protocol):
 
     def set_max_registers(self, count: int, way: str) -> None:
         """setmaxnreg, `inc` or `dec`, with the whole warpgroup."""
+
+    def fence(self, scope: str) -> None:
+        """membar: orders this thread's earlier accesses before its later ones at `block` or `gpu` scope."""
+
+    def grid_wait(self) -> None:
+        """griddepcontrol.wait: the launches before this one are over; nothing in a launch that is not dependent."""
+
+    def launch_dependents(self) -> None:
+        """griddepcontrol.launch_dependents: the next launch may start once every block called this or exited."""
 
 
 def current() -> Thread:
