@@ -213,8 +213,8 @@ class Products:
             return
         raise thread.error(
             Unfenced,
-            f"{product.name} takes {what}, which registers hold: found no wgmma_fence since the last commit or wait, "
-            "expected one",
+            f"{product.name} takes {what} from registers: found no wgmma_fence since the last commit or wait, expected "
+            "one",
             site=thread.scheduler.collective,
         )
 

@@ -123,7 +123,7 @@ class SimThread(Accesses):
 
     def shared_address(self, p: Pointer, index: int) -> int:
         self._step()
-        return self.block.addresses.of(p.buffer) + self.locate(p, index, 0, 16, "matrix descriptor of")
+        return self.block.addresses.of(p.buffer) + self.locate(p, index, 16, 16, "matrix descriptor of")
 
     def fence_proxy(self, spaces: tuple[str, ...]) -> None:
         self._step()
@@ -207,7 +207,7 @@ class SimThread(Accesses):
             self._copies.finish()
         group = self.block.groups.get(self.tid // SIZE)
         if group is not None:
-            group.products.finish(self)
+            group.leave(self)
         self.done = True
         self.warp_state.leave(self, "exits")
         self.block.leave(self)

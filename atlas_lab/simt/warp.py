@@ -42,11 +42,6 @@ class Gathering:
         )
 
 
-def doing(thread: SimThread) -> str:
-    """What a thread that does not come does instead."""
-    return "exited" if thread.done or thread.wait is None else thread.wait.describe().replace("wait", "waits", 1)
-
-
 class Warp:
     """Up to 32 consecutive threads of a block and their unfinished gatherings, by mask."""
 
@@ -86,9 +81,9 @@ class Warp:
         return made
 
     def _missing(self, thread: SimThread, name: str, other: SimThread) -> MissingLane:
+        doing = "exited" if other.done or other.wait is None else other.wait.describe().replace("wait", "waits", 1)
         return thread.error(
-            MissingLane,
-            f"{name} needs lane {other.lane} of warp {self.number}, but thread {other.index} {doing(other)}",
+            MissingLane, f"{name} needs lane {other.lane} of warp {self.number}, but thread {other.index} {doing}"
         )
 
     def leave(self, thread: SimThread, doing: str) -> None:
@@ -100,9 +95,6 @@ class Warp:
                     MissingLane,
                     f"lane {thread.lane} {doing} while thread {waiting.index} and others {g.describe()}",
                 )
-        group = self.block.groups.get(self.number // 4)
-        if group is not None:
-            group.leave(thread, doing)
 
     def divergent(
         self, thread: SimThread, g: Gathering, name: str, code: CodeType | None, at: int

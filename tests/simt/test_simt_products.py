@@ -11,8 +11,10 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
 from atlas_lab.simt import Buffer, Options, run
 
-WAYS = [(0, Options()), *((s, Options(order="random", late_async="random")) for s in (1, 2, 3))]
-ways = pytest.mark.parametrize(("seed", "options"), WAYS, ids=["program", "1", "2", "3"])
+WAYS = [
+    (0, Options()), (0, Options(checks=False)), *((s, Options(order="random", late_async="random")) for s in (1, 2, 3)),
+]  # fmt: skip
+ways = pytest.mark.parametrize(("seed", "options"), WAYS, ids=["program", "unchecked", "1", "2", "3"])
 
 
 @L.kernel(launch_bounds=(256, 1))
@@ -37,6 +39,30 @@ def one_thread_tells(x: L.In[L.u32], y: L.InOut[L.f32], flag: L.InOut[L.u32]):
 def test_any_thread_of_the_warpgroup_may_say_that_it_waited(seed, options):
     x, y, flag = Buffer("x", 4), Buffer("y", 4 * 128), Buffer.of("flag", np.zeros(1, np.uint32))
     run(one_thread_tells, grid=1, block=256, args=(x, y, flag), shared_bytes=BYTES, seed=seed, options=options)
+    assert not y.array(np.float32).any()
+
+
+@L.kernel(launch_bounds=(256, 1))
+def one_warp_comes_later(x: L.In[L.u32], y: L.Out[L.f32]):
+    """A warp that still waits at a barrier with another warpgroup comes to the product when it may."""
+    s = ready()
+    if L.warp_id() == 7:
+        L.nanosleep(100)
+        L.barrier_arrive(1, 64)
+    if L.warpgroup_id() == 0:
+        if L.warp_id() == 3:
+            L.barrier_sync(1, 64)
+        L.wgmma_fence()
+        acc = MULTIPLY(L.zeros(4), a_of(s), b_of(s), 0)
+        L.wgmma_commit()
+        put(y, WAIT(acc, 0))
+
+
+@ways
+def test_warps_of_a_warpgroup_may_come_at_different_times(seed, options):
+    y = Buffer("y", 4 * 128)
+    args = (Buffer("x", 4), y)
+    run(one_warp_comes_later, grid=1, block=256, args=args, shared_bytes=BYTES, seed=seed, options=options)
     assert not y.array(np.float32).any()
 
 

@@ -220,7 +220,7 @@ def an_operand_that_is_still_copied(x: L.In[L.u32], y: L.Out[L.f32]):
     MULTIPLY(L.zeros(4), a_of(s), b_of(s), 0)  # !
 
 
-@fault(simt.Unfenced, "takes accumulators, which registers hold", "no wgmma_fence since the last commit or wait")
+@fault(simt.Unfenced, "takes accumulators from registers", "no wgmma_fence since the last commit or wait")
 def accumulators_with_no_fence(x: L.In[L.u32], y: L.Out[L.f32]):
     s = ready()
     MULTIPLY(L.zeros(4), a_of(s), b_of(s), 0)  # !
@@ -245,7 +245,7 @@ def a_chain_of_two_shapes_with_no_fence(x: L.In[L.u32], y: L.Out[L.f32]):
     BYTE_PRODUCT(acc, a_of(s), b_of(s), 1)  # !
 
 
-@fault(simt.Unfenced, "takes A fragments, which registers hold")
+@fault(simt.Unfenced, "takes A fragments from registers")
 def fragments_with_no_fence(x: L.In[L.u32], y: L.Out[L.f32]):
     s = ready()
     L.wgmma_fence()
@@ -264,7 +264,8 @@ def half_a_warpgroup(x: L.In[L.u32], y: L.Out[L.f32]):
     MULTIPLY(L.zeros(4), a_of(s), b_of(s), 0)  # !
 
 
-@fault(simt.MissingLane, "needs all threads of warpgroup 0, but thread (127, 0, 0) waits at barrier 0")
+@fault(simt.Deadlock, "threads (0, 0, 0) to (95, 0, 0) (96) wait in wgmma_m64n8k16_bf16 at",
+       "for threads 96 to 127 of warpgroup 0", "wait at barrier 0", "with 32 of 128 there")  # fmt: skip
 def one_warp_at_a_barrier(x: L.In[L.u32], y: L.Out[L.f32]):
     s = ready()
     L.wgmma_fence()
@@ -273,13 +274,15 @@ def one_warp_at_a_barrier(x: L.In[L.u32], y: L.Out[L.f32]):
     cuda.syncthreads()
 
 
-@fault(simt.MissingLane, "this thread waits at barrier 0 while thread (127, 0, 0) and others wait in wgmma_m64n8k16")
-def one_warp_goes_to_a_barrier(x: L.In[L.u32], y: L.Out[L.f32]):
+@fault(simt.MissingLane, "this thread exits while thread (0, 0, 0) and others wait in wgmma_m64n8k16_bf16 at",
+       "for threads 64 to 127 of warpgroup 0")  # fmt: skip
+def half_a_warpgroup_exits_later(x: L.In[L.u32], y: L.Out[L.f32]):
     s = ready()
     L.wgmma_fence()
-    if L.warp_id() > 0:
-        MULTIPLY(L.zeros(4), a_of(s), b_of(s), 0)
-    cuda.syncthreads()  # !
+    if cuda.threadIdx.x < 64:
+        MULTIPLY(L.zeros(4), a_of(s), b_of(s), 0)  # !
+    else:
+        L.nanosleep(10)
 
 
 @fault(simt.MissingLane, "needs 128 threads, but warpgroup 0 of this block has 64", block=64)
@@ -345,7 +348,7 @@ def a_descriptor_of_nothing(x: L.In[L.u32], y: L.Out[L.f32]):
     MULTIPLY(L.zeros(4), L.descriptor_advance(a_of(s), 65536), b_of(s), 0)  # !
 
 
-@fault(simt.Misaligned, "matrix descriptor of bytes [8, 8) of dynamic shared memory is not aligned to 16")
+@fault(simt.Misaligned, "matrix descriptor of bytes [8, 24) of dynamic shared memory is not aligned to 16")
 def a_matrix_at_any_byte(x: L.In[L.u32], y: L.Out[L.f32]):
     s = ready()
     L.matrix_descriptor(s, 8, 32, 16, 256)  # !

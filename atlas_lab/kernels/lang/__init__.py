@@ -35,7 +35,8 @@ Loops that compile well:
 - `for i in unroll(n)` is repeated for sure. Index tuples only so: indexed by a run-time value, a tuple becomes a
   chain of selects, or local memory. Build one by `t = t + (x,)` inside.
 - Issue all loads of a step first, then compute: loads are not moved across branches.
-- Loop bounds that differ by thread may not surround `warp_…`, `shfl_…`, `mma_…`, `ldmatrix_…` or barriers.
+- Loop bounds that differ by thread may not surround `warp_…`, `shfl_…`, `mma_…`, `ldmatrix_…` or barriers, nor those
+  that differ in a warpgroup `wgmma…`.
 """
 
 from __future__ import annotations
