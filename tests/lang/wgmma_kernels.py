@@ -288,6 +288,44 @@ def streamed(n: int):
 
 
 @L.family
+def rotating():
+    """Faulty: fragments that a loop exchanges are the registers that products in flight still read."""
+    multiply, wait = L.wgmma(L.bf16, 64, a_registers=True), L.wgmma_wait(32)
+
+    @L.kernel(launch_bounds=(128, 1))
+    def kernel(x: L.In[L.u32], y: L.Out[L.f32], steps: L.i32):
+        b = L.matrix_descriptor(L.dynamic_shared(L.u8, 0), 0, 128, 16, 1024)
+        acc = L.zeros(32)
+        f = L.ldg_v4_b32(x, 4 * cuda.threadIdx.x)
+        for step in range(steps):
+            L.wgmma_fence()
+            acc = multiply(acc, f, b, 1)
+            L.wgmma_commit()
+            f = L.ldg_v4_b32(x, 4 * (128 * step + 128 + cuda.threadIdx.x))
+            acc = wait(acc, 0)
+        L.stg_f32(y, cuda.threadIdx.x, acc[0])
+
+    return kernel
+
+
+@L.family
+def hasty():
+    """Faulty: accumulators stored before the wait."""
+    multiply, wait = L.wgmma(L.bf16, 64), L.wgmma_wait(32)
+
+    @L.kernel(launch_bounds=(128, 1))
+    def kernel(y: L.Out[L.f32]):
+        b = L.matrix_descriptor(L.dynamic_shared(L.u8, 0), 0, 128, 16, 1024)
+        L.wgmma_fence()
+        acc = multiply(L.zeros(32), b, b, 1)
+        L.wgmma_commit()
+        L.stg_f32(y, cuda.threadIdx.x, acc[0])
+        acc = wait(acc, 0)
+
+    return kernel
+
+
+@L.family
 def promoted(n: int):
     """e4m3 summed over 128 of K by the tensor cores and over groups in float32 registers, scaled. x: A [64, 128·TILES],
     then B [n, 128], the same for every group, as bytes; group i is scaled by 1 + i; y: C."""

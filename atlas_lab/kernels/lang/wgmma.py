@@ -8,6 +8,10 @@
     L.wgmma_commit()
     acc = wait(acc, 0)
 
+A fragments are values and nothing can overwrite them; but two sets that a loop exchanges (`now = next`) become one set
+of registers once compiled, and the assembler then runs one product after the other (C7513, in `check_kernel`): name two
+sets and write the loop's body twice.
+
 B is N rows of K in shared memory, so that C = A·Bᵀ of row-major A [64, K] and B [N, K]. Until a wait for their group
 returns accumulators they are not to be read, and the shared memory of the operands not to be written. A fence stands
 between whatever wrote registers (accumulators, A fragments) and the first product of a group that uses them; shared
