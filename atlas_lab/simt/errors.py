@@ -84,5 +84,13 @@ class Unwaited(SimtError):
     """A dependent launch that touches what the launches before it may still use, or never waits for them."""
 
 
+class MbarrierError(SimtError):
+    """An mbarrier used before it is initialised, or with counts, bytes or a parity that cannot be."""
+
+
+class MissingFence(SimtError):
+    """Something written by ordinary accesses that the async proxy or another block uses without a fence between."""
+
+
 class AsyncError(SimtError):
     """An asynchronous copy that is malformed, or never committed."""

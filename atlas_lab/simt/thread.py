@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atlas_lab.kernels.lang.types import Pointer, Scalar
 from atlas_lab.simt import barrier as barriers
-from atlas_lab.simt.accesses import Accesses
+from atlas_lab.simt.asynchronous import Asynchronous
 from atlas_lab.simt.copies import Copies
 from atlas_lab.simt.errors import AsyncError, Coordinates, SimtError
 from atlas_lab.simt.source import raised_at, site_of, spell
@@ -27,11 +27,11 @@ class Dim3(NamedTuple):
     z: int
 
 
-class SimThread(Accesses):
+class SimThread(Asynchronous):
     """One thread of a resident block; `greenlet` runs the kernel function."""
 
     __slots__ = (
-        "_copies", "blockDim", "blockIdx", "done", "gridDim", "lane", "result", "threadIdx", "warp", "warp_state",
+        "_copies", "blockDim", "blockIdx", "gridDim", "lane", "result", "threadIdx", "warp", "warp_state",
     )  # fmt: skip
     warp_state: Warp
 
@@ -41,7 +41,6 @@ class SimThread(Accesses):
         self.threadIdx, self.blockIdx = Dim3(*index), block.blockIdx
         self.blockDim, self.gridDim = block.scheduler.block, block.scheduler.grid
         self.result: Any = None
-        self.done = False
         self._copies: Copies | None = None
 
     def yield_(self, reason: str) -> None:
@@ -150,6 +149,7 @@ class SimThread(Accesses):
             raise
         if self._copies is not None:
             self._copies.finish()
+        self.finish_stores()
         self.done = True
         self.warp_state.leave(self, "exits")
         self.block.leave(self)
@@ -157,6 +157,8 @@ class SimThread(Accesses):
     def drop(self) -> None:
         """The block ended: keep only what reports name."""
         self.greenlet = self.wait = self.result = self._copies = self._last = self._seen = None
+        self._groups = None
+        self._initialised.clear()
         self._acquirable = self._fenced = None
         self.vc = self.vc[:0]
         del self.warp_state

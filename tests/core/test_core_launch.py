@@ -15,7 +15,8 @@ from atlas_lab.core.launch import Launch, LaunchError, Program
 from atlas_lab.core.program import PlanError, program_of, projection_call
 from atlas_lab.core.resolve import resolve
 from atlas_lab.core.rows import rows
-from atlas_lab.core.tensor import Tensor, TensorMap
+from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.kernels import lang as L
 
 W, X, Y = Tensor("bf16", (8, 4), "w"), Tensor("bf16", (1, 4), "x"), Tensor("bf16", (1, 8), "y")

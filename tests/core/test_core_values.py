@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from atlas_lab import no, yes
 from atlas_lab.core.rows import PHASES, Rows, pieces, rows, rows_from
-from atlas_lab.core.tensor import Tensor, TensorMap, round_up, row_major
+from atlas_lab.core.tensor import Tensor, round_up, row_major
+from atlas_lab.core.tensor_map import TensorMap
 
 RANGES = st.tuples(st.integers(1, 30), st.integers(0, 12)).map(lambda t: Rows(t[0], t[0] + t[1]))
 

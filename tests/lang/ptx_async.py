@@ -63,7 +63,7 @@ GROUPS: dict[str, list[tuple[str, str, Any]]] = {
          TMA.format(2, "cluster") + r"\.multicast::cluster \[\S+\], \[%rd\d+, \{\S+, \S+\}\], \[\S+\], %rs\d+;"),
     ],
     "tma": [
-        ("tma_load_1d", "tma_load_1d(s, n, m, (n,), bar, 0)", TMA.format(1, "cta") + r" \[\S+\], \[%rd\d+, \{\S+\}\], "),
+        ("tma_load_1d", "tma_load_1d(s, n, m, (n,), bar, 0)", TMA.format(1, "cta") + r" .*, \[%rd\d+, \{\S+\}\], "),
         ("tma_load_2d", "L.tma_load_2d(s, n, m, (7, u), bar, 0)", TMA.format(2, "cta") + " "),
         ("tma_load_3d", "L.tma_load_3d(s, n, m, (n, 1, 2), bar, 1)", TMA.format(3, "cta") + " "),
         ("tma_load_5d", "tma_load_5d(s, n, m, (n, 1, 2, u, v), bar, 1)",

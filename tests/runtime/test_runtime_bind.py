@@ -8,7 +8,8 @@ import pytest
 from runtime_kernels import add_one, launch, ports, scale_program, scale_rows, widths
 
 from atlas_lab.core.launch import Program
-from atlas_lab.core.tensor import Tensor, TensorMap
+from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.kernels import lang as L
 from atlas_lab.runtime.bind import extent, number
 from atlas_lab.runtime.device import open_device
