@@ -9,7 +9,6 @@ import numpy as np
 
 from atlas_lab.kernels.lang.types import Pointer
 from atlas_lab.simt.accesses import Accesses
-from atlas_lab.simt.clocks import merge
 from atlas_lab.simt.cluster import ClusterWait
 from atlas_lab.simt.errors import (
     AsyncError,
@@ -17,12 +16,12 @@ from atlas_lab.simt.errors import (
     Coordinates,
     MbarrierError,
     Misaligned,
-    MissingFence,
     Race,
     ReadOnlyWrite,
+    Unfenced,
 )
 from atlas_lab.simt.mbarrier import COUNT_LIMIT, CopyAccess, Incoming, Mbarrier, PhaseWait
-from atlas_lab.simt.proxies import Fences, check_proxy
+from atlas_lab.simt.proxies import check_proxy
 from atlas_lab.simt.shadow import check_gaps, ordered
 from atlas_lab.simt.stores import Groups, Store
 from atlas_lab.simt.tiles import CHUNK, PERIOD, Box, Line, MapPointer, pieces, places, runs
@@ -36,14 +35,13 @@ TILE_ALIGN = 128
 
 
 class Asynchronous(Accesses):
-    """`fences`: when it last fenced for the async proxy. `done`: it exited."""
+    """`done`: it exited."""
 
-    __slots__ = ("_groups", "_initialised", "_met", "done", "fences")
+    __slots__ = ("_groups", "_initialised", "_met", "done")
 
     def __init__(self, block: Block, tid: int, index: Coordinates) -> None:
         super().__init__(block, tid, index)
         self.done = False
-        self.fences = Fences()
         self._initialised: list[Mbarrier] = []
         self._groups: Groups | None = None
         self._met: int | None = None  # the generation of the cluster's barrier that it arrived in
@@ -57,7 +55,8 @@ class Asynchronous(Accesses):
     def fence_proxy(self, spaces: tuple[str, ...]) -> None:
         self._step()
         for space in spaces:
-            self.fences.epochs[space] = self.vc[self.tid]
+            fences = self.proxy_fences if space == "shared" else self.proxy_fences_global
+            fences.append(self.vc[self.tid])
         self.block.clocks.advance([self.tid])
         for b in self._initialised:
             b.fenced = b.fenced or "engine"
@@ -107,7 +106,7 @@ class Asynchronous(Accesses):
             text = f"this use of {b} races with its mbarrier_init by {b.init.spell(self)}"
             raise self.error(Race, text, memory=m)
         if b.block is not self.block and b.fenced != "cluster":
-            raise self.error(MissingFence, f"{b} is used by another block, but {self._unfenced(b)}", memory=m)
+            raise self.error(Unfenced, f"{b} is used by another block, but {self._unfenced(b)}", memory=m)
         return b
 
     def _unfenced(self, b: Mbarrier) -> str:
@@ -124,7 +123,7 @@ class Asynchronous(Accesses):
         self.yield_(f"mbarrier_try_wait for parity {parity} of {b}, whose phase {b.phase} lacks {b.missing()},")
         done = b.done(self._parity(b, parity))
         if done:
-            self._acquire(b, "block")
+            b.acquire(self, "block")
         return done
 
     def mbarrier_wait(self, p: Pointer, index: int, parity: int, scope: str) -> None:
@@ -132,17 +131,12 @@ class Asynchronous(Accesses):
         b = self._mbarrier(p, index)
         if not b.done(self._parity(b, parity)):
             self.block_on(PhaseWait(b, self.site()))
-        self._acquire(b, scope)
+        b.acquire(self, scope)
 
     def _parity(self, b: Mbarrier, parity: int) -> int:
         if parity not in (0, 1):
             raise self.error(MbarrierError, f"{b}: found parity {parity}, expected 0 or 1", memory=b.memory)
         return parity
-
-    def _acquire(self, b: Mbarrier, scope: str) -> None:
-        known = b.known if scope == "block" else merge(b.known, b.far)
-        if known:
-            self.block.clocks.acquire(self.tid, known)
 
     # The copy engine
 
@@ -242,7 +236,7 @@ class Asynchronous(Accesses):
         for m, counter in targets:
             if not counter.fenced:
                 text = f"the copy engine uses {counter}, but {self._unfenced(counter)}"
-                raise self.error(MissingFence, text, memory=counter.memory)
+                raise self.error(Unfenced, text, memory=counter.memory)
             accesses = self._pend(m, at, box, source, counter)
             counter.bring(self, Incoming(m, box.size, _landing(m, chunks, box), accesses))
 

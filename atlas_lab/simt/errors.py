@@ -88,8 +88,9 @@ class MbarrierError(SimtError):
     """An mbarrier used before it is initialised, or with counts, bytes or a parity that cannot be."""
 
 
-class MissingFence(SimtError):
-    """Something written by ordinary accesses that the async proxy or another block uses without a fence between."""
+class Unfenced(SimtError):
+    """Registers or memory that an asynchronous operation or another block uses, with no fence between their writing
+    and that."""
 
 
 class AsyncError(SimtError):

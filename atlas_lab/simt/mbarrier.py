@@ -32,12 +32,13 @@ class CopyAccess(Access):
     """An access of the copy engine, issued by a thread."""
 
     __slots__ = ("issuer",)
+    asynchronous = True
 
     def __init__(self, issuer: Accesses, who: Any, site: Site | None) -> None:
         code, at = site if site is not None else (None, 0)
         super().__init__(who, 0, code, at, False)
         self.issuer = issuer
-        self.pending = self.engine = True
+        self.pending = True
 
     @property
     def named(self) -> Any:
@@ -57,11 +58,12 @@ class Mbarrier:
     """One mbarrier. In the current `phase`: `pending` arrivals are missing, `tx` bytes are expected and have not
     landed, of which `copies` bring some. `known` is what finished phases pass on to their block, `far` what arrivals
     from other blocks add to it. `init` is the access that made it, `fenced` for whom it is visible: the cluster and
-    the copy engine ("cluster"), or the latter alone ("engine")."""
+    the copy engine ("cluster"), or the latter alone ("engine"). `unseen`: copies of phases nobody waited for."""
 
     __slots__ = (
         "_far", "_near", "agent", "at", "block", "copies", "count", "far", "fenced", "init", "known", "landed",
         "memory", "pending", "phase", "tx",
+        "unseen",
     )  # fmt: skip
 
     def __init__(self, block: Block, memory: Memory, at: int, count: int, init: Access) -> None:
@@ -71,6 +73,7 @@ class Mbarrier:
         self.phase, self.pending, self.tx = 0, count, 0
         self.copies: list[Incoming] = []
         self.landed: list[Incoming] = []
+        self.unseen: list[Incoming] = []
         self.known: Knowledge | None = None
         self.far: Knowledge | None = None
         self._near: Knowledge | None = None
@@ -149,6 +152,7 @@ class Mbarrier:
             for copy in self.landed:
                 for access in copy.accesses:
                     access.pending, access.clock = False, agent.epoch
+            self.unseen += self.landed
             self.landed.clear()
             near = merge(near, {self.block.serial: self.block.clocks.only(agent.tid, agent.epoch)})
             agent.epoch += 1
@@ -168,6 +172,13 @@ class Mbarrier:
             self.settle()
         return self.phase & 1 != parity
 
+    def acquire(self, thread: Accesses, scope: str) -> None:
+        """`thread` waited for a phase: at scope `block`, what arrivals from other blocks passed on stays unknown."""
+        self.unseen.clear()
+        known = self.known if scope == "block" else merge(self.known, self.far)
+        if known:
+            thread.block.clocks.acquire(thread.tid, known)
+
     def missing(self) -> str:
         """What the current phase waits for."""
         parts = [f"{self.pending} of {self.count} arrivals"] * bool(self.pending)
@@ -177,7 +188,7 @@ class Mbarrier:
 
     def finish(self, thread: Accesses) -> None:
         """The block ends: its shared memory must not be written any more."""
-        for copy in (*self.copies, *self.landed):
+        for copy in (*self.copies, *self.landed, *self.unseen):
             raise thread.error(
                 AsyncError,
                 f"the block ends while the copy by {copy.accesses[0].spell(thread)} to {copy.memory} is not waited for "

@@ -1,33 +1,32 @@
 """Proxies: what threads wrote by ordinary accesses and the async proxy (copy engine, matrix unit) reads or writes next.
 
-The writing thread must fence (`fence_proxy_async`) after its write; that the issuing thread then knows of the write is
-the shadow's business. Copies by the async proxy itself need no fence.
+The writing thread must fence (`fence_proxy_async`) after its write and before whatever tells the issuing thread of it.
+Writes by the async proxy itself need no fence.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from atlas_lab.simt.errors import MissingFence
+from atlas_lab.simt.errors import Unfenced
 
 if TYPE_CHECKING:
     from atlas_lab.simt.accesses import Accesses
     from atlas_lab.simt.memory import Memory
     from atlas_lab.simt.shadow import Access
 
-NAMES = {"shared": "fence_proxy_async", "global": "fence_proxy_async_global"}
 
-
-class Fences:
-    """The epochs in which a thread fenced last, by memory space: the async proxy sees its writes up to them."""
-
-    __slots__ = ("epochs",)
-
-    def __init__(self) -> None:
-        self.epochs = dict.fromkeys(NAMES, 0)
-
-    def cover(self, access: Access, space: str) -> bool:
-        return access.clock <= self.epochs[space]
+def fenced(a: Access, reader: Accesses, space: str) -> bool:
+    """Whether the async proxy, asked by `reader`, sees a write: the thread that made it fenced, and `reader` knows."""
+    if a.asynchronous:
+        return True
+    writer = a.thread
+    fences = writer.proxy_fences if space == "shared" else writer.proxy_fences_global
+    i = bisect_left(fences, a.clock)
+    if i == len(fences):
+        return False
+    return writer.block is not reader.block or fences[i] <= reader.vc[writer.tid]
 
 
 def check_proxy(thread: Accesses, memory: Memory, at: int, width: int, doing: str = "copy engine reads") -> None:
@@ -37,13 +36,14 @@ def check_proxy(thread: Accesses, memory: Memory, at: int, width: int, doing: st
         return
     last: Access | None = None
     for a in shadow.writes[at >> shadow.shift : (at + width - 1 >> shadow.shift) + 1]:
-        if a is last or a is None or a.engine:
+        if a is last or a is None:
             continue
         last = a
-        if not a.pending and not a.thread.fences.cover(a, memory.space):
+        if not a.pending and not fenced(a, thread, memory.space):
+            fence = "fence_proxy_async" + "_global" * (memory.space == "global")
             raise thread.error(
-                MissingFence,
-                f"the {doing} bytes [{at}, {at + width}) of {memory}, which {a.spell(thread)} wrote without "
-                f"{NAMES[memory.space]} after it",
+                Unfenced,
+                f"the {doing} bytes [{at}, {at + width}) of {memory}, which {a.spell(thread)} wrote: found no {fence} "
+                "of that thread between the write and what passed it on, expected one",
                 memory=memory,
             )

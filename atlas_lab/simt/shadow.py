@@ -23,15 +23,15 @@ class Access:
 
     `strong` accesses (atomic, volatile, acquire, release) do not race with one another. `pending` is the write or
     the read of an asynchronous copy that its thread has not waited for; waiting gives it the epoch of the wait.
-    `engine`: made by the copy engine, not by a thread's own instruction. `mbarrier`: what was written is one, and is
-    no data until it is invalidated.
+    `mbarrier`: what was written is one, and no data until it is invalidated.
     """
 
-    __slots__ = ("at", "clock", "code", "engine", "mbarrier", "pending", "strong", "thread")
+    __slots__ = ("at", "clock", "code", "mbarrier", "pending", "strong", "thread")
+    asynchronous = False  # whether a write is the async proxy's, and needs no proxy fence to be seen there
 
     def __init__(self, thread: Any, clock: int, code: CodeType | None, at: int, strong: bool) -> None:
         self.thread, self.clock, self.code, self.at, self.strong = thread, clock, code, at, strong
-        self.pending = self.engine = self.mbarrier = False
+        self.pending = self.mbarrier = False
 
     @property
     def named(self) -> Any:

@@ -81,8 +81,7 @@ class Box:
         """Which 16-byte chunks of the box hold something inside the view."""
         marks = np.zeros((*self._box, self._width), np.bool_)
         marks[self._inside] = True
-        used: npt.NDArray[np.bool_] = marks.reshape(-1, CHUNK).any(axis=1)
-        return used
+        return np.asarray(marks.reshape(-1, CHUNK).any(axis=1))
 
 
 class Line:
