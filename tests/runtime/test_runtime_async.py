@@ -50,12 +50,10 @@ def test_a_map_is_bound_to_its_buffer_and_loaded_from(device):
 
 
 def test_a_map_of_a_buffer_too_small_is_refused(device):
-    program = Program("tile", (tile_launch(),), inputs=(X,), outputs=(Y,))
-    buffers = ports(device, program) | {"x": device.allocate(2000, "ports", name="x")}
+    declared = Tensor("bf16", (1000,), "x")
+    program = Program("tile", (tile_launch(),), inputs=(declared,), outputs=(Y,))
     with pytest.raises(BindError, match="argument 'm': buffer 'x' has 2000 bytes, expected at least 3456"):
-        device.bind(
-            Program("tile", (tile_launch(),), inputs=(), outputs=(Y,), temporaries=(Tensor("u8", (8,), "x"),)), buffers
-        )
+        device.bind(program, ports(device, program))
 
 
 @pytest.mark.parametrize("made", [tile_launch(), Launch(ranks, grid=4, block=32, args=(Y,), cluster=2)])
@@ -94,10 +92,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch, m: TensorMap, address: int) -> tupl
         def __getattr__(self, name: str) -> str:
             return name
 
-    names = ("CUtensorMapDataType", "CUtensorMapInterleave", "CUtensorMapSwizzle", "CUtensorMapL2promotion")
-    driver = SimpleNamespace(
-        cuuint64_t=int, cuuint32_t=int, CUtensorMapFloatOOBfill=Names(), **{n: Names() for n in names}
-    )
+    names = ("DataType", "Interleave", "Swizzle", "L2promotion", "FloatOOBfill")
+    enums = {f"CUtensorMap{name}": Names() for name in names}
+    driver = SimpleNamespace(cuuint64_t=int, cuuint32_t=int, **enums)
 
     def call(*args: Any) -> Any:
         asked.append(args)
@@ -176,9 +173,8 @@ def test_what_the_driver_is_handed_for_a_cluster(monkeypatch):
 
 
 def test_cuda_core_is_handed_the_grid_in_clusters_and_no_maps(monkeypatch):
-    monkeypatch.setattr(
-        launcher, "core", lambda: SimpleNamespace(LaunchConfig=lambda **config: made.append(config), launch=None)
-    )
+    core = SimpleNamespace(LaunchConfig=lambda **config: made.append(config), launch=print)
+    monkeypatch.setattr(launcher, "core", lambda: core)
     made: list[Any] = []
     kernel = SimpleNamespace(entry="tile", core=None)
     x = Resolved(Launch(ranks, grid=(4, 6), block=32, args=(Y,), cluster=(2, 3)), (1,))
