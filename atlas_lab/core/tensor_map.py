@@ -58,7 +58,7 @@ class TensorMap:
         if inner != width:
             yield f"elements {inner} bytes apart in the last dimension, expected {width}"
         for s in outer:
-            if s % 16 or not 0 <= s < 1 << 40:
+            if s % 16 or not 0 < s < 1 << 40:
                 yield f"a stride of {s} bytes, expected a multiple of 16 below 2**40"
 
     @property

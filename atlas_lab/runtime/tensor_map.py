@@ -39,7 +39,7 @@ def encode(place: MapPlace, parameter: Parameter) -> np.ndarray:
         rank,
         address,
         [wide(e) for e in reversed(m.view.shape)],
-        [wide(s) for s in reversed(m.strides[:-1])],
+        [wide(s) for s in reversed(m.strides[:-1])] or [wide(16)],  # of one dimension nothing is read, but not null
         [narrow(e) for e in reversed(m.box)],
         [narrow(1)] * rank,
         named("CUtensorMapInterleave", "INTERLEAVE", "NONE"),

@@ -89,7 +89,7 @@ class Asynchronous(Accesses):
 
     def mbarrier_inval(self, p: Pointer, index: int) -> None:
         b = self._mbarrier(p, index)
-        b.finish(self)
+        b.finish(self, "the mbarrier is invalidated")
         b.init.pending = b.init.mbarrier = False
         b.init.thread, b.init.clock = self, self.vc[self.tid]
         del b.memory.mbarriers[b.at]

@@ -109,7 +109,7 @@ class Block:
         if not self.live:
             for memory in self._memories:
                 for b in memory.mbarriers.values():
-                    b.finish(thread)
+                    b.finish(thread, "the block ends")
                 if len(self.cluster.blocks) > 1:
                     memory.size, memory.name = 0, f"{memory.name} of block {self.index}, which has exited"
             self.scheduler.retire(self)
@@ -124,5 +124,7 @@ class Block:
         for memory in self._memories:
             memory.mbarriers.clear()
         self._memories.clear()
+        self._agents.clear()
+        del self.cluster
         self._dynamic = None
         self.barriers.clear()

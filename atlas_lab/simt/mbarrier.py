@@ -132,10 +132,11 @@ class Mbarrier:
     def check(self, thread: Accesses) -> None:
         """With all arrivals there, more bytes must not come than are expected."""
         if not self.pending and self.incoming > self.tx:
+            landed = sum(c.size for c in self.landed)
             raise thread.error(
                 MbarrierError,
-                f"{self}, phase {self.phase}: found {self.incoming} bytes under way, expected the {self.tx} that its "
-                "arrivals announced",
+                f"{self}, phase {self.phase}: found copies of {self.incoming + landed} bytes, expected the "
+                f"{self.tx + landed} that its arrivals announced",
                 memory=self.memory,
             )
 
@@ -186,12 +187,12 @@ class Mbarrier:
         parts += [f"{lacking} of the bytes that it expects"] * (lacking > 0)
         return " and ".join(parts) or "nothing"
 
-    def finish(self, thread: Accesses) -> None:
-        """The block ends: its shared memory must not be written any more."""
+    def finish(self, thread: Accesses, what: str) -> None:
+        """`what` happens: the mbarrier must have no copies that may still be written, or that nobody noticed."""
         for copy in (*self.copies, *self.landed, *self.unseen):
             raise thread.error(
                 AsyncError,
-                f"the block ends while the copy by {copy.accesses[0].spell(thread)} to {copy.memory} is not waited for "
+                f"{what} while the copy by {copy.accesses[0].spell(thread)} to {copy.memory} is not waited for "
                 f"at {self}",
                 memory=copy.memory,
                 access=copy.accesses[0],

@@ -122,6 +122,9 @@ def test_what_the_driver_is_asked_to_encode(monkeypatch):
     rest = encoded(monkeypatch, plain, 0x2000)[2:]
     assert rest[:6] == ("CU_TENSOR_MAP_DATA_TYPE_UINT8", 3, 0x2000, [48, 4, 5], [48, 192], [32, 2, 1])
     assert rest[8:10] == ("CU_TENSOR_MAP_SWIZZLE_NONE", "CU_TENSOR_MAP_L2_PROMOTION_NONE")
+    line = TensorMap(Tensor("f32", (100,), "v"), (64,), promotion=64)
+    rest = encoded(monkeypatch, line, 0x2000)[2:]
+    assert rest[:7] == ("CU_TENSOR_MAP_DATA_TYPE_FLOAT32", 1, 0x2000, [100], [16], [64], [1])
     with pytest.raises(BindError, match=r"argument 'm': .* found address 0x1008, expected a multiple of 16"):
         encoded(monkeypatch, plain, 0x1008)
 

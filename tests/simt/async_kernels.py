@@ -166,6 +166,9 @@ def neighbours(y: L.Out[L.u32]):
     """Each block of a cluster hands its number to the next and adds up what all wrote in block 0."""
     own = L.shared(L.u32, 32)
     all_ = L.shared(L.u32, 8)
+    mail = L.shared(L.u32, 32)
+    L.cluster_arrive_relaxed()  # all blocks run
+    L.cluster_wait()
     lane, rank, size = L.lane_id(), L.cluster_rank(), L.cluster_size()
     number = cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y
     L.sts_b32(own, lane, L.u32(100 * number + lane))
@@ -178,11 +181,67 @@ def neighbours(y: L.Out[L.u32]):
     w = L.ld_cluster_f32(L.mapa(own, following), lane)
     if lane == 0:
         L.st_cluster_b32(L.mapa(all_, 0), L.i32(rank), L.u32(rank + 1))
+        L.st_cluster_v4_b32(L.mapa(mail, following), 0, (rank, rank + 1, rank + 2, rank + 3))
+        L.st_cluster_v4_f32(L.mapa(mail, following), 4, (L.f32(rank), L.f32(1), L.f32(2), L.f32(3)))
+        L.st_cluster_f32(L.mapa(mail, following), 8, L.f32(rank))
     L.cluster_arrive()
     L.stg_b32(y, 64 * number + lane, L.u32(v[0] + v[3]))
     L.cluster_wait()
     if lane < size:
         seen = L.ld_cluster_b32(L.mapa(all_, 0), lane)
         L.stg_b32(y, 64 * number + 32 + lane, L.u32(seen + L.f32_bits(w)))
-    L.cluster_arrive_relaxed()
+    if lane == 0:
+        letter = L.ld_cluster_v4_f32(L.mapa(mail, rank), 4)
+        L.stg_v4_b32(y, 64 * number + 40, L.lds_v4_b32(mail, 0))
+        for j in L.unroll(4):
+            L.stg_b32(y, 64 * number + 44 + j, L.f32_bits(letter[j]))
+        L.stg_b32(y, 64 * number + 48, L.lds_b32(mail, 8))
+    L.cluster_arrive()
     L.cluster_wait()
+
+
+@L.kernel(launch_bounds=(64, 1))
+def in_place(m: L.InOutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]):
+    """x += 1 by ordinary stores, y = x through a bulk copy; a 2x4x64 box of m is negated where it lies."""
+    tile, words = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.u8, 1024)
+    bar = L.dynamic_shared(L.u64, 1280)
+    t = cuda.threadIdx.x
+    L.stg_b32(x, t, L.u32(L.ld_b32(x, t) + 1))
+    L.fence_proxy_async_global()
+    if t == 0:
+        L.mbarrier_init(bar, 0, 1)
+        L.fence_mbarrier_init()
+    cuda.syncthreads()
+    if t == 0:
+        L.mbarrier_arrive_expect_tx(bar, 0, 1024 + 256)
+        L.tma_load_3d(tile, 0, m, (0, 0, 0), bar, 0)
+        bulk_load(words, 0, x, 0, 256, bar, 0)
+    L.mbarrier_wait(bar, 0, 0)
+    L.stg_b32(y, t, L.lds_b32(words, 4 * t))
+    v = L.lds_v4_b32(tile, 16 * t)
+    sign = L.u32(0x80008000)
+    L.sts_v4_b32(tile, 16 * t, (v[0] ^ sign, v[1] ^ sign, v[2] ^ sign, v[3] ^ sign))
+    L.fence_proxy_async_all()
+    cuda.syncthreads()
+    if t == 0:
+        L.tma_store_3d(m, (0, 0, 0), tile, 0)
+        L.bulk_commit()
+        L.bulk_wait(0)
+
+
+@L.kernel(launch_bounds=(64, 1))
+def many_mbarriers(x: L.In[L.u32], y: L.Out[L.u32]):
+    """40 loads of 16 bytes, each to an mbarrier of its own, waited for one by one."""
+    line = L.shared(L.u32, 160)
+    bars = L.shared(L.u64, 40)
+    t = cuda.threadIdx.x
+    if t < 40:
+        L.mbarrier_init(bars, t, 1)
+        L.fence_mbarrier_init()
+        L.mbarrier_arrive_expect_tx(bars, t, 16)
+        bulk_load(line, 4 * t, x, 4 * t, 16, bars, t)
+    cuda.syncthreads()
+    for i in range(40):
+        L.mbarrier_wait(bars, i, 0)
+        if t < 4:
+            L.stg_b32(y, 4 * i + t, L.lds_b32(line, 4 * i + t))

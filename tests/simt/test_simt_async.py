@@ -178,6 +178,13 @@ def test_mbarriers_without_copies(device):
     np.testing.assert_array_equal(execute(device, launch, {"x": x}, {"y": y}), x[:, ::-1])
 
 
+def test_more_mbarriers_than_the_interpreter_tells_apart(device):
+    x = RNG.integers(0, 2**32, 160, np.uint32)
+    y = Tensor("u32", x.shape, "y")
+    launch = Launch(kernels.many_mbarriers, grid=1, block=64, args=(Tensor("u32", x.shape, "x"), y))
+    np.testing.assert_array_equal(execute(device, launch, {"x": x}, {"y": y}), x)
+
+
 def test_a_cluster_shares_what_it_loads(device):
     turns = 3
     m = RNG.integers(0, 2**16, (16 * turns, COLUMNS), np.uint16).view(ml_dtypes.bfloat16)
@@ -205,6 +212,25 @@ def test_blocks_of_a_cluster_reach_each_other(device, grid, cluster):
         own = 100 * (nx + grid[0] * ny) + lane
         np.testing.assert_array_equal(found[by, bx, :32], own[lane & 28] + own[(lane & 28) + 3])
         np.testing.assert_array_equal(found[by, bx, 32 : 32 + size], lane[:size] + 1 + own[:size])
+        before = (rank + size - 2) % size  # the sender
+        letter = np.array([before, 1, 2, 3, before], np.float32).view(np.uint32)
+        assert found[by, bx, 40:49].tolist() == [before, before + 1, before + 2, before + 3, *letter.tolist()]
+
+
+def test_a_tile_is_changed_where_it_lies(device):
+    m = RNG.integers(0, 2**16, (2, 4, 64), np.uint16).view(ml_dtypes.bfloat16)
+    x = RNG.integers(0, 2**32, 64, np.uint32)
+    tiles, words, y = Tensor("bf16", m.shape, "m"), Tensor("u32", (64,), "x"), Tensor("u32", (64,), "y")
+    launch = Launch(kernels.in_place, 1, 64, (TensorMap(tiles, m.shape), words, y), shared=1288)
+    program = Program("in place", (launch,), inputs=(tiles, words), outputs=(y,))
+    buffers = {t.name: device.allocate(t.bytes, "test", name=t.name) for t in program.buffers}
+    device.upload(buffers["m"], m)
+    device.upload(buffers["x"], x)
+    device.bind(program, buffers).run()
+    for name in "xy":
+        np.testing.assert_array_equal(device.download(buffers[name], "u32", (64,)), x + np.uint32(1))
+    found = device.download(buffers["m"], "bf16", m.shape)
+    np.testing.assert_array_equal(found.view(np.uint16), m.view(np.uint16) ^ np.uint16(0x8000))
 
 
 @pytest.mark.parametrize(
@@ -215,6 +241,8 @@ def test_blocks_of_a_cluster_reach_each_other(device, grid, cluster):
         kernels.plain_mbarrier,
         kernels.multicast_tiles,
         kernels.neighbours,
+        kernels.in_place,
+        kernels.many_mbarriers,
         kernels.show_tile(L.f32, 5, 768, 0),
     ],
     ids=lambda k: k.spec.family,

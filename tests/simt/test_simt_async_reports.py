@@ -132,6 +132,25 @@ def a_store_of_what_nobody_wrote(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.I
         STORE(y, 0, tile, 0, 256)  # !
 
 
+@fault(simt.Unfenced, "the copy engine overwrites bytes [0, 256) of global buffer 'y'", "fence_proxy_async_global")
+def a_store_over_global_bytes_not_fenced(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]):
+    tile = L.dynamic_shared(L.u8, 0)
+    L.stg_b32(y, cuda.threadIdx.x, 1)
+    filled(tile)
+    if cuda.threadIdx.x == 0:
+        STORE(y, 0, tile, 0, 256)  # !
+
+
+@fault(simt.Race, "this asynchronous copy of bytes [0, 128) of global buffer 'o' races with the", cluster=2)
+def two_blocks_store_one_tile(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]):
+    tile = L.dynamic_shared(L.u8, 0)
+    filled(tile)
+    if cuda.threadIdx.x == 0:
+        L.tma_store_2d(o, (0, 0), tile, 0)  # !
+        L.bulk_commit()
+        L.bulk_wait(0)
+
+
 @fault(simt.ReadOnlyWrite, "bulk store through a pointer declared In to global buffer 'm'")
 def a_store_to_what_is_only_read(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]):
     filled(L.dynamic_shared(L.u8, 0))

@@ -89,7 +89,7 @@ def a_loop_of_attempts_that_all_fail(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x:
         pass
 
 
-@fault(simt.MbarrierError, "found 1024 bytes under way, expected the 512 that its arrivals announced")
+@fault(simt.MbarrierError, "found copies of 1024 bytes, expected the 512 that its arrivals announced")
 def less_expected_than_comes(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]):
     tile, bar = L.dynamic_shared(L.u8, 0), made(1)
     if cuda.threadIdx.x == 0:
@@ -157,6 +157,15 @@ def a_tile_that_nobody_waits_for(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.I
     if cuda.threadIdx.x == 0:
         L.mbarrier_arrive_expect_tx(bar, 0, TILE)
         L.tma_load_2d(tile, 0, m, (0, 0), bar, 0)  # !
+
+
+@fault(simt.AsyncError, "the mbarrier is invalidated while the copy by thread (0, 0, 0) at")
+def an_mbarrier_invalidated_too_early(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]):
+    tile, bar = L.dynamic_shared(L.u8, 0), made(1)
+    if cuda.threadIdx.x == 0:
+        L.mbarrier_arrive_expect_tx(bar, 0, TILE)
+        L.tma_load_2d(tile, 0, m, (0, 0), bar, 0)  # !
+        L.mbarrier_inval(bar, 0)
 
 
 @fault(simt.AsyncError, "a tensor copy with 3 coordinates of m: bf16[16, 64], expected 2")

@@ -14,7 +14,7 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.simt import Buffer, Options, SimtError, run
 
 RING = {
-    "bytes short": (simt.MbarrierError, "found 4096 bytes under way, expected the 2048 that its arrivals announced"),
+    "bytes short": (simt.MbarrierError, "found copies of 4096 bytes, expected the 2048 that its arrivals announced"),
     "bytes over": (simt.Deadlock, "which lacks 2048 of the bytes that it expects"),
     "parity of full": (simt.PoisonRead, "of dynamic shared memory are read but nothing has written them yet"),
     "parity of empty": (simt.Deadlock, r"wait for phase 0 \(parity 0\) of the mbarrier .* which lacks 2 of 2 arrivals"),
