@@ -10,8 +10,8 @@ from atlas_lab.simt.errors import BarrierMismatch
 from atlas_lab.simt.source import Site, spell
 
 if TYPE_CHECKING:
-    from atlas_lab.simt.asynchronous import Asynchronous
     from atlas_lab.simt.block import Block
+    from atlas_lab.simt.synchronising import Synchronising
 
 
 class Cluster:
@@ -21,13 +21,13 @@ class Cluster:
         self.blocks = list(blocks)
         self.live = sum(b.live for b in blocks)
         self.generation = 0
-        self._arrived: dict[Asynchronous, Site | None] = {}
+        self._arrived: dict[Synchronising, Site | None] = {}
         self._passed: Knowledge | None = None
         self.known: Knowledge | None = None
         for rank, b in enumerate(self.blocks):
             b.cluster, b.rank = self, rank
 
-    def arrive(self, thread: Asynchronous, release: bool) -> int:
+    def arrive(self, thread: Synchronising, release: bool) -> int:
         """`thread` arrives; returns the generation it waits for."""
         if thread in self._arrived:
             raise thread.error(

@@ -15,7 +15,6 @@ CHUNK = 16
 Bytes = npt.NDArray[np.uint8]
 _SHIFT = 3  # from the address bits that a swizzle reads to those that it changes
 _CHANGED = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}
-PERIOD = {0: 128, 32: 256, 64: 512, 128: 1024}  # bytes after which a swizzle repeats; the least alignment without
 
 
 class Span(NamedTuple):

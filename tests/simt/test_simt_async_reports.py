@@ -14,9 +14,6 @@ FAULTS: list[Fault] = []
 fault = faults(FAULTS)
 
 
-# Fences
-
-
 @fault(simt.Unfenced, "the copy engine uses the mbarrier at", "initialised it without fence_mbarrier_init after it")
 def an_mbarrier_that_is_not_fenced(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]):
     tile, bar = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.u64, 8192)
@@ -78,9 +75,6 @@ def a_load_of_global_bytes_not_fenced(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x
         L.mbarrier_arrive_expect_tx(bar, 0, 256)
         BULK(tile, 0, x, 0, 256, bar, 0)  # !
     L.mbarrier_wait(bar, 0, 0)
-
-
-# Stores
 
 
 @fault(simt.AsyncError, "exits with a bulk store from dynamic shared memory to", "that it never committed")
@@ -160,9 +154,6 @@ def a_store_to_what_is_only_read(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.I
 @fault(simt.AsyncError, "found -1 bulk groups to leave pending, expected 0 or more")
 def fewer_groups_than_none(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]):
     L.bulk_wait(-1)  # !
-
-
-# Clusters
 
 
 @fault(simt.AsyncError, "found rank 2 of a cluster, expected 0 to 1", cluster=2)

@@ -13,9 +13,6 @@ FAULTS: list[Fault] = []
 fault = faults(FAULTS)
 
 
-# mbarriers
-
-
 @fault(simt.MbarrierError, "found no mbarrier at bytes [8, 16)", "mbarrier_init made")
 def never_initialised(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]):
     L.mbarrier_arrive(L.shared(L.u64, 2), 1)  # !
@@ -104,9 +101,6 @@ def more_expected_than_comes(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.InOut
     if cuda.threadIdx.x == 32:
         L.mbarrier_arrive_expect_tx(bar, 0, TILE)
     L.mbarrier_wait(bar, 0, 0)  # !
-
-
-# What a load brings
 
 
 @fault(
