@@ -84,8 +84,13 @@ class Unwaited(SimtError):
     """A dependent launch that touches what the launches before it may still use, or never waits for them."""
 
 
+class MbarrierError(SimtError):
+    """An mbarrier used before it is initialised, or with counts, bytes or a parity that cannot be."""
+
+
 class Unfenced(SimtError):
-    """Registers or memory that an asynchronous operation reads, with no fence between their writing and it."""
+    """Registers or memory that an asynchronous operation or another block uses, with no fence between their writing
+    and that."""
 
 
 class AsyncError(SimtError):

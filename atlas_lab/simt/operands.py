@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from atlas_lab.simt.errors import OutOfBounds, PoisonRead, Race, Unfenced
+from atlas_lab.simt.proxies import fenced
 from atlas_lab.simt.shadow import NEVER, Access, Readers, ordered
 from atlas_lab.simt.source import Site
 
@@ -132,16 +132,7 @@ def _visible(a: Access, leaders: Sequence[SimThread]) -> bool:
     """Whether the write happened before the product, with a proxy fence of its thread in between."""
     if not all(ordered(a, t) for t in leaders):
         return False
-    return a.asynchronous or _fenced(a, leaders[0])
-
-
-def _fenced(a: Access, reader: SimThread) -> bool:
-    fences = a.thread.proxy_fences
-    i = bisect_left(fences, a.clock)
-    if i == len(fences):
-        return False
-    writer = a.thread
-    return writer.block is not reader.block or fences[i] <= reader.vc[writer.tid]
+    return fenced(a, leaders[0], "shared")
 
 
 def _refuse(

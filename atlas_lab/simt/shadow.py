@@ -10,7 +10,7 @@ from itertools import repeat
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from atlas_lab.simt.errors import PoisonRead, Race, SimtError, Uninitialised
+from atlas_lab.simt.errors import MbarrierError, PoisonRead, Race, SimtError, Uninitialised
 from atlas_lab.simt.source import spell
 
 if TYPE_CHECKING:
@@ -26,15 +26,21 @@ class Access:
 
     `strong` accesses (atomic, volatile, acquire, release) do not race with one another. `pending` is the write or
     the read of an asynchronous copy that its thread has not waited for; waiting gives it the epoch of the wait.
+    `mbarrier`: what was written is one, and no data until it is invalidated.
     """
 
-    __slots__ = ("at", "clock", "code", "pending", "strong", "thread")
+    __slots__ = ("at", "clock", "code", "mbarrier", "pending", "strong", "thread")
     what = "copy"  # that a pending read belongs to
     asynchronous = False  # whether a write is the async proxy's, and needs no proxy fence to be seen there
 
-    def __init__(self, thread: Accesses, clock: int, code: CodeType | None, at: int, strong: bool) -> None:
+    def __init__(self, thread: Any, clock: int, code: CodeType | None, at: int, strong: bool) -> None:
         self.thread, self.clock, self.code, self.at, self.strong = thread, clock, code, at, strong
-        self.pending = False
+        self.pending = self.mbarrier = False
+
+    @property
+    def named(self) -> Any:
+        """The thread that reports name."""
+        return self.thread
 
     def before(self, thread: Accesses) -> bool:
         """Whether an access that ended at no epoch of one thread (its clock is NEVER) happened before what `thread`
@@ -43,7 +49,7 @@ class Access:
 
     def spell(self, reader: Accesses) -> str:
         """`thread (1, 0, 0) at file.py:3`."""
-        other = self.thread
+        other = self.named
         block = "" if other.block is reader.block else f"block {other.block.index} "
         line = spell((self.code, self.at) if self.code else None)
         return f"{block}thread {other.index} at {line}"
@@ -162,6 +168,8 @@ class Shadow:
         self, thread: Accesses, at: int, width: int, access: Access, other: Access, mine: str, theirs: str
     ) -> SimtError:
         kind = "asynchronous copy" if access.pending else mine
+        if other.mbarrier:
+            return self._on_mbarrier(thread, at, width, access, other, kind)
         return thread.error(
             Race,
             f"this {kind} of bytes [{at}, {at + width}) of {self.memory} races with the {theirs} by "
@@ -171,10 +179,21 @@ class Shadow:
         )
 
     def _pending(self, thread: Accesses, at: int, width: int, access: Access, copy: Access) -> SimtError:
+        if copy.mbarrier:
+            return self._on_mbarrier(thread, at, width, access, copy, "read")
         return thread.error(
             PoisonRead,
             f"bytes [{at}, {at + width}) of {self.memory} are read while the asynchronous copy by "
             f"{copy.spell(thread)} is not waited for",
+            memory=self.memory,
+            access=access,
+        )
+
+    def _on_mbarrier(self, thread: Accesses, at: int, width: int, access: Access, init: Access, mine: str) -> SimtError:
+        return thread.error(
+            MbarrierError,
+            f"this {mine} of bytes [{at}, {at + width}) of {self.memory} meets the mbarrier that {init.spell(thread)} "
+            "initialised there",
             memory=self.memory,
             access=access,
         )

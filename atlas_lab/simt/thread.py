@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atlas_lab.kernels.lang.types import Pointer, Scalar
 from atlas_lab.simt import barrier as barriers
-from atlas_lab.simt.accesses import Accesses
+from atlas_lab.simt.asynchronous import Asynchronous
 from atlas_lab.simt.copies import Copies
 from atlas_lab.simt.errors import AsyncError, Coordinates, Deadlock, SimtError
 from atlas_lab.simt.source import raised_at, site_of, spell
@@ -32,11 +32,11 @@ class Dim3(NamedTuple):
     z: int
 
 
-class SimThread(Accesses):
+class SimThread(Asynchronous):
     """One thread of a resident block; `greenlet` runs the kernel function."""
 
     __slots__ = (
-        "_commits", "_copies", "_registers_fenced", "blockDim", "blockIdx", "done", "gridDim", "lane", "result",
+        "_commits", "_copies", "_registers_fenced", "blockDim", "blockIdx", "gridDim", "lane", "result",
         "threadIdx", "warp", "warp_state",
     )  # fmt: skip
     warp_state: Warp
@@ -47,7 +47,6 @@ class SimThread(Accesses):
         self.threadIdx, self.blockIdx = Dim3(*index), block.blockIdx
         self.blockDim, self.gridDim = block.scheduler.block, block.scheduler.grid
         self.result: Any = None
-        self.done = False
         self._copies: Copies | None = None
         self._registers_fenced = False  # since the last commit or wait of products
         self._commits = 0
@@ -124,11 +123,6 @@ class SimThread(Accesses):
     def shared_address(self, p: Pointer, index: int) -> int:
         self._step()
         return self.block.addresses.of(p.buffer) + self.locate(p, index, 16, 16, "matrix descriptor of")
-
-    def fence_proxy(self, spaces: tuple[str, ...]) -> None:
-        self._step()
-        self.proxy_fences.append(self.vc[self.tid])
-        self.block.clocks.advance([self.tid])
 
     def wgmma(self, product: Product, acc: Any, a: Any, b: int, scale_d: int) -> Any:
         self._step()
@@ -208,6 +202,7 @@ class SimThread(Accesses):
         group = self.block.groups.get(self.tid // SIZE)
         if group is not None:
             group.leave(self)
+        self.finish_stores()
         self.done = True
         self.warp_state.leave(self, "exits")
         self.block.leave(self)
@@ -215,6 +210,8 @@ class SimThread(Accesses):
     def drop(self) -> None:
         """The block ended: keep only what reports name."""
         self.greenlet = self.wait = self.result = self._copies = self._last = self._seen = None
+        self._groups = None
+        self._initialised.clear()
         self._acquirable = self._fenced = None
         self.vc = self.vc[:0]
         del self.warp_state

@@ -10,6 +10,7 @@ import linecache
 import re
 from typing import Any
 
+import ptx_async
 import ptx_matrix
 import pytest
 
@@ -60,7 +61,7 @@ def atomics(pointer: str, space: str) -> list[Row]:
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.{0}\.{0}\.f32 "
 TILE_A, TILE_B = L.ldmatrix_tile(2, 2048), L.ldmatrix_tile(1, 2048, trans=True)
 TILE = L.mma_tile(L.bf16, 2, 2)
-FACTORIES = {"ldmatrix_tile": TILE_A, "mma_tile": TILE, **ptx_matrix.FACTORIES}
+FACTORIES = {"ldmatrix_tile": TILE_A, "mma_tile": TILE, **ptx_matrix.FACTORIES, **ptx_async.FACTORIES}
 
 GROUPS: dict[str, list[Row]] = {
     "ldg": loads("ldg", "x", "ld.global.nc", "b8 b16 b32 v2_b32 v4_b32 f32"),
@@ -223,6 +224,7 @@ GROUPS: dict[str, list[Row]] = {
     "atomic_global": atomics("y", "global"),
     "atomic_shared": atomics("s", "shared"),
     **ptx_matrix.GROUPS,
+    **ptx_async.GROUPS,
 }  # fmt: skip
 
 
@@ -258,9 +260,10 @@ def kernel_of(group: str) -> L.Kernel:
     lines = [
         "@L.kernel(launch_bounds=(128, 1))",
         "def kernel(x: L.In[L.u8], y: L.InOut[L.u32], u: L.u32, v: L.u32, w: L.u32, f: L.f32, g: L.f32, h: L.f32, "
-        "n: L.i32):",
+        f"n: L.i32{', m: L.InMap[L.bf16]' * (', m, ' in text)}{', o: L.OutMap[L.bf16]' * ('(o' in text)}):",
     ]
     lines += ["    s = L.shared(L.u32, 64)"] * ("(s, " in text)
+    lines += ["    bar = L.shared(L.u64, 8)"] * ("bar, " in text)
     lines += ["    lane = 4 * (n & 31)"] * ("lane" in text)
     for i, (name, expression, _) in enumerate(GROUPS[group]):
         result = op_of(name).result
@@ -271,7 +274,7 @@ def kernel_of(group: str) -> L.Kernel:
     source = "\n".join(lines) + "\n"
     file = f"<ptx group {group}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    scope = {"L": L, "TILE_A": TILE_A, "TILE_B": TILE_B, "TILE": TILE, **SUMS}
+    scope = {"L": L, "TILE_A": TILE_A, "TILE_B": TILE_B, "TILE": TILE, **SUMS, **FACTORIES}
     scope |= ptx_matrix.SCOPE
     scope |= {f"keep_{kind}": op for kind, op in KEEP.items()}
     exec(compile(source, file, "exec"), scope)

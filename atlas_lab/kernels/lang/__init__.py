@@ -12,11 +12,11 @@ function runs on a GPU, through the compiler with no GPU present, and on the int
             L.stg_bf16(y, i, a * L.ldg_bf16(x, i))
 
 Intrinsics by module: `memory` and `shared` (loads, stores, pointers), `convert`, `half`, `integer`, `arithmetic`,
-`warp`, `tensor`, `copy`, `barrier`, `dependent`, `atomic`; of Hopper and later `wgmma`, `descriptor`, `warpgroup`,
-`stmatrix`, `pack`, `proxy_fence`, `block_scaled`. Each has PTX, a NumPy meaning, an effect and the hardware it
-needs; `intrinsic` adds one. `family` makes kernels from compile-time parameters, `device` a helper to call from
-kernels, `wrap` a kernel from an existing `numba.cuda.jit` dispatcher. `compile_kernel`, `check_kernel`, `ptx` and
-`sass` need the compiler only, and import it when called.
+`warp`, `tensor`, `copy`, `barrier`, `dependent`, `atomic`; of Hopper and later `mbarrier`, `bulk`, `tma`,
+`proxy_fence`, `cluster`, `wgmma`, `descriptor`, `warpgroup`, `stmatrix`, `pack`, `block_scaled`. Each has PTX, a NumPy
+meaning, an effect and the hardware it needs; `intrinsic` adds one. `family` makes kernels from compile-time parameters,
+`device` a helper to call from kernels, `wrap` a kernel from an existing `numba.cuda.jit` dispatcher. `compile_kernel`,
+`check_kernel`, `ptx` and `sass` need the compiler only, and import it when called.
 
 Numbers. Integers are Numba's: arithmetic on any of them is 64 bits wide, unsigned only if both sides are; `/`, and
 comparing u64 with a signed integer, give float64, which `check_kernel` refuses. The interpreter uses Python's
@@ -67,6 +67,29 @@ from atlas_lab.kernels.lang.atomic import (
 from atlas_lab.kernels.lang.barrier import barrier_arrive, barrier_sync, fence_block, fence_gpu, nanosleep
 from atlas_lab.kernels.lang.block_scaled import (
     mma_m16n8k64_nvfp4,
+)
+from atlas_lab.kernels.lang.bulk import (
+    bulk_commit,
+    bulk_load,
+    bulk_store,
+    bulk_wait,
+    bulk_wait_read,
+)
+from atlas_lab.kernels.lang.cluster import (
+    cluster_arrive,
+    cluster_arrive_relaxed,
+    cluster_rank,
+    cluster_size,
+    cluster_wait,
+    ld_cluster_b32,
+    ld_cluster_f32,
+    ld_cluster_v4_b32,
+    ld_cluster_v4_f32,
+    mapa,
+    st_cluster_b32,
+    st_cluster_f32,
+    st_cluster_v4_b32,
+    st_cluster_v4_f32,
 )
 from atlas_lab.kernels.lang.compile import (
     ARCHITECTURES,
@@ -131,6 +154,18 @@ from atlas_lab.kernels.lang.intrinsic import intrinsic
 from atlas_lab.kernels.lang.kernel import DeviceFunction, Kernel, KernelError, KernelSpec, device, family, kernel, wrap
 from atlas_lab.kernels.lang.lanes import e2m1x16_pack, e2m1x16_small
 from atlas_lab.kernels.lang.loops import unroll
+from atlas_lab.kernels.lang.mbarrier import (
+    fence_mbarrier_init,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_arrive_remote,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_inval,
+    mbarrier_try_wait,
+    mbarrier_wait,
+    mbarrier_wait_cluster,
+)
 from atlas_lab.kernels.lang.memory import (
     cast,
     ld_acquire_b32,
@@ -166,6 +201,8 @@ from atlas_lab.kernels.lang.pack import pack_tile
 from atlas_lab.kernels.lang.proxy import cuda
 from atlas_lab.kernels.lang.proxy_fence import (
     fence_proxy_async,
+    fence_proxy_async_all,
+    fence_proxy_async_global,
 )
 from atlas_lab.kernels.lang.shared import (
     dynamic_shared,
@@ -212,10 +249,22 @@ from atlas_lab.kernels.lang.tensor import (
     zeros,
     zeros_i32,
 )
+from atlas_lab.kernels.lang.tma import (
+    tma_load,
+    tma_load_2d,
+    tma_load_3d,
+    tma_prefetch,
+    tma_store,
+    tma_store_2d,
+    tma_store_3d,
+)
 from atlas_lab.kernels.lang.types import (
     In,
+    InMap,
     InOut,
+    InOutMap,
     Out,
+    OutMap,
     Parameter,
     Pointer,
     Scalar,
@@ -271,13 +320,16 @@ __all__ = [
     "Dtype",
     "Effect",
     "In",
+    "InMap",
     "InOut",
+    "InOutMap",
     "Kernel",
     "KernelError",
     "KernelSpec",
     "Needs",
     "Op",
     "Out",
+    "OutMap",
     "Parameter",
     "Pointer",
     "Ptr",
@@ -307,9 +359,19 @@ __all__ = [
     "bfma2",
     "bits_f32",
     "bmul2",
+    "bulk_commit",
+    "bulk_load",
+    "bulk_store",
+    "bulk_wait",
+    "bulk_wait_read",
     "byte",
     "cast",
     "check_kernel",
+    "cluster_arrive",
+    "cluster_arrive_relaxed",
+    "cluster_rank",
+    "cluster_size",
+    "cluster_wait",
     "compile_kernel",
     "compiler_missing",
     "cp_async_4",
@@ -349,7 +411,10 @@ __all__ = [
     "family",
     "fence_block",
     "fence_gpu",
+    "fence_mbarrier_init",
     "fence_proxy_async",
+    "fence_proxy_async_all",
+    "fence_proxy_async_global",
     "fma_rn",
     "grid_launch_dependents",
     "grid_wait",
@@ -367,6 +432,10 @@ __all__ = [
     "ld_acquire_b32",
     "ld_b32",
     "ld_bf16",
+    "ld_cluster_b32",
+    "ld_cluster_f32",
+    "ld_cluster_v4_b32",
+    "ld_cluster_v4_f32",
     "ld_f32",
     "ld_in_b8",
     "ld_in_b16",
@@ -406,8 +475,18 @@ __all__ = [
     "lds_v4_b32",
     "lds_v4_f32",
     "lop3",
+    "mapa",
     "matrix_descriptor",
     "max_f32",
+    "mbarrier_arrive",
+    "mbarrier_arrive_expect_tx",
+    "mbarrier_arrive_remote",
+    "mbarrier_expect_tx",
+    "mbarrier_init",
+    "mbarrier_inval",
+    "mbarrier_try_wait",
+    "mbarrier_wait",
+    "mbarrier_wait_cluster",
     "min_f32",
     "mma_m16n8k16_bf16",
     "mma_m16n8k16_bf16_first",
@@ -441,6 +520,10 @@ __all__ = [
     "shfl_xor",
     "shfl_xor_f32",
     "sqrt_rn",
+    "st_cluster_b32",
+    "st_cluster_f32",
+    "st_cluster_v4_b32",
+    "st_cluster_v4_f32",
     "st_release_b32",
     "stg_b8",
     "stg_b16",
@@ -465,6 +548,13 @@ __all__ = [
     "sts_v4_b32",
     "sts_v4_f32",
     "tanh_approx",
+    "tma_load",
+    "tma_load_2d",
+    "tma_load_3d",
+    "tma_prefetch",
+    "tma_store",
+    "tma_store_2d",
+    "tma_store_3d",
     "u8",
     "u16",
     "u32",

@@ -21,8 +21,8 @@ def llvm_type(scalar: lang.Scalar) -> ir.Type:
 
 
 def address_type(space: str) -> ir.IntType:
-    """Addresses are integers: 64 bits wide in global memory, 32 in shared memory."""
-    return I64 if space == "global" else I32
+    """Addresses are integers: 64 bits wide of global memory and tensor maps, 32 of shared memory and a cluster's."""
+    return I64 if space in ("global", "map") else I32
 
 
 def _constraint(kind: ir.Type) -> str:
