@@ -275,7 +275,9 @@ def test_whole_kernels_stay_asynchronous(kernel, compiler):
     assert L.check_kernel(kernel, "sm_90a") == ()
 
 
-@pytest.mark.parametrize(("kernel", "code"), [(kernels.rotating(), "C7513"), (kernels.hasty(), "C7517")], ids=str)
+@pytest.mark.parametrize(
+    ("kernel", "code"), [(kernels.rotating(), "C7513"), (kernels.hasty(), "C7517")], ids=["rotating", "hasty"]
+)
 def test_what_the_assembler_serialises_is_told(kernel, code, compiler):
     (problem,) = L.check_kernel(kernel, "sm_90a")
     assert f"warns: ptxas info    : ({code})" in problem
