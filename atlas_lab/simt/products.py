@@ -184,12 +184,17 @@ class Products:
 
     def _chain(self, threads: Sequence[SimThread], product: Product, accs: Sequence[Any], scale: bool) -> Chain:
         first = accs[0]
-        if len(first) != product.registers:
+        found, expected = str(len(first)), str(product.registers)
+        chain = first.chain if isinstance(first, Accumulators) else None
+        if chain is not None and chain.product is not None:
+            found, expected = f"{found} {chain.product.accumulator}", f"{expected} {product.accumulator}"
+        if found != expected:
             raise threads[0].error(
-                AsyncError, f"{product.name}: found {len(first)} accumulators, expected {product.registers}"
+                AsyncError,
+                f"{product.name}: found {found} accumulators, expected {expected}",
+                site=threads[0].scheduler.collective,
             )
-        if isinstance(first, Accumulators):
-            chain = first.chain
+        if chain is not None:
             for t, acc in zip(threads, accs, strict=True):
                 if not isinstance(acc, Accumulators) or acc.chain is not chain or acc.version != chain.version:
                     raise t.error(

@@ -21,7 +21,7 @@ from atlas_lab.simt import Buffer, Options, run
 BYTES = 2304
 MULTIPLY, WAIT = L.wgmma(L.bf16, 8), L.wgmma_wait(4)
 FROM_REGISTERS = L.wgmma(L.bf16, 8, a_registers=True)
-BYTE_PRODUCT = L.wgmma(L.e4m3, 8)
+BYTE_PRODUCT, INTEGER_PRODUCT = L.wgmma(L.e4m3, 8), L.wgmma(L.i8, 8)
 
 
 @L.device
@@ -325,6 +325,21 @@ def a_product_nobody_waits_for(x: L.In[L.u32], y: L.Out[L.f32]):
     L.wgmma_fence()
     MULTIPLY(L.zeros(4), a_of(s), b_of(s), 0)  # !
     L.wgmma_commit()
+
+
+@fault(simt.AsyncError, "wgmma_m64n8k16_bf16: found 8 accumulators, expected 4")
+def too_many_accumulators(x: L.In[L.u32], y: L.Out[L.f32]):
+    s = ready()
+    L.wgmma_fence()
+    MULTIPLY(L.zeros(8), a_of(s), b_of(s), 0)  # !
+
+
+@fault(simt.AsyncError, "wgmma_m64n8k32_i8: found 4 f32 accumulators, expected 4 i32")
+def accumulators_of_another_type(x: L.In[L.u32], y: L.Out[L.f32]):
+    s = ready()
+    L.wgmma_fence()
+    acc = MULTIPLY(L.zeros(4), a_of(s), b_of(s), 0)
+    INTEGER_PRODUCT(acc, a_of(s), b_of(s), 1)  # !
 
 
 @fault(simt.AsyncError, "the descriptor of A has base offset 1, expected 0")
