@@ -43,7 +43,7 @@ class Needs:
 
     def union(self, other: Needs) -> Needs:
         """What both need; raises ValueError where no architecture has both."""
-        high, low = max(self, other, key=lambda n: n.capability), min(self, other, key=lambda n: n.capability)
+        low, high = sorted((self, other), key=lambda n: n.capability)
         if low.suffix and high.capability != low.capability:
             raise ValueError(f"no architecture is both {low} and {high}")
         return Needs(high.capability, high.suffix or low.suffix)
