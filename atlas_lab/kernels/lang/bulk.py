@@ -11,9 +11,8 @@ from __future__ import annotations
 import functools
 
 from atlas_lab.kernels.lang.machine import current
-from atlas_lab.kernels.lang.mbarrier import SM90, SM90A
 from atlas_lab.kernels.lang.memory import SHARED, WRITABLE
-from atlas_lab.kernels.lang.op import Const, Effect, Op, Operand, Ptr
+from atlas_lab.kernels.lang.op import SM90, SM90A, Const, Effect, Op, Operand, Ptr
 from atlas_lab.kernels.lang.types import Pointer, u16, u32
 
 _BULK = "9.7.9.25.4 cp.async.bulk"

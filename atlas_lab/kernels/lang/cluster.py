@@ -7,9 +7,9 @@ still use its shared memory.
 from __future__ import annotations
 
 from atlas_lab.kernels.lang.machine import current
-from atlas_lab.kernels.lang.mbarrier import CLUSTER, SM90
+from atlas_lab.kernels.lang.mbarrier import CLUSTER
 from atlas_lab.kernels.lang.memory import load, store
-from atlas_lab.kernels.lang.op import Effect, Op, Ptr, PtrTo
+from atlas_lab.kernels.lang.op import SM90, Effect, Op, Ptr, PtrTo
 from atlas_lab.kernels.lang.types import Pointer, u32
 
 _BARRIER, _MAPA, _LD, _ST = "9.7.13.3 barrier.cluster", "9.7.9.24 mapa", "9.7.9 ld", "9.7.9 st"

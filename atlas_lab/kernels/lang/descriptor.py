@@ -26,11 +26,10 @@ import numpy as np
 
 from atlas_lab.kernels.lang.machine import current
 from atlas_lab.kernels.lang.memory import SHARED
-from atlas_lab.kernels.lang.op import Const, Effect, Needs, Op
+from atlas_lab.kernels.lang.op import SM90A, Const, Effect, Op
 from atlas_lab.kernels.lang.types import Pointer, i32, u64
 
 _SECTION = "9.7.15.5.1.2 matrix descriptor"
-_SM90A = Needs((9, 0), "a")
 _MODES = {0: 0, 128: 1, 64: 2, 32: 3}
 _WIDTHS = {mode: width for width, mode in _MODES.items()}
 ADDRESSES = 1 << 18  # bytes of shared memory that a descriptor can name
@@ -116,9 +115,9 @@ matrix_descriptor = Op(
     ptx=_emit_descriptor,
     numpy=_descriptor,
     effect=Effect.READ,
-    needs=_SM90A,
+    needs=SM90A,
     section=_SECTION,
 )
 descriptor_advance = Op(
-    "descriptor_advance", (u64, i32), u64, ptx=_emit_advance, numpy=_advance, needs=_SM90A, section=_SECTION
+    "descriptor_advance", (u64, i32), u64, ptx=_emit_advance, numpy=_advance, needs=SM90A, section=_SECTION
 )

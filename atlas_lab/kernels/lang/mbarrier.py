@@ -16,11 +16,9 @@ from typing import Any
 
 from atlas_lab.kernels.lang.machine import current
 from atlas_lab.kernels.lang.memory import SHARED
-from atlas_lab.kernels.lang.op import Effect, Needs, Op, Operand, Ptr, Result
+from atlas_lab.kernels.lang.op import SM90, Effect, Op, Operand, Ptr, Result
 from atlas_lab.kernels.lang.types import Pointer, u32
 
-SM90 = Needs((9, 0))
-SM90A = Needs((9, 0), "a")  # what later architectures have, but slowly
 CLUSTER = Ptr(("cluster",))
 _MBARRIER = "9.7.13.15 mbarrier"
 

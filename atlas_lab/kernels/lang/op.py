@@ -56,6 +56,10 @@ class Needs:
         return f"sm_{major}{minor}{self.suffix}" + ("" if self.suffix else " or later")
 
 
+SM90 = Needs((9, 0))
+SM90A = Needs((9, 0), "a")  # what later architectures lack, or have but slowly
+
+
 @dataclass(frozen=True)
 class Ptr:
     """Operand spec: a pointer, then (if `indexed`) an element index. `spaces` and `modes` say which are accepted."""

@@ -6,9 +6,8 @@ Each writing thread fences after its writes; then a barrier tells the thread tha
 from __future__ import annotations
 
 from atlas_lab.kernels.lang.machine import current
-from atlas_lab.kernels.lang.op import Effect, Needs, Op
+from atlas_lab.kernels.lang.op import SM90, Effect, Op
 
-_SM90 = Needs((9, 0))
 _FENCE = "9.7.13.4 fence.proxy.async"
 
 
@@ -24,7 +23,7 @@ def _fence(name: str, spaces: tuple[str, ...], suffix: str) -> Op:
         ptx=f"fence.proxy.async{suffix};",
         numpy=run,
         effect=Effect.SYNC,
-        needs=_SM90,
+        needs=SM90,
         section=_FENCE,
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from atlas_lab.kernels.lang.fragments import gather
 from atlas_lab.kernels.lang.machine import current
 from atlas_lab.kernels.lang.memory import SHARED
-from atlas_lab.kernels.lang.op import Effect, Needs, Op, Vec
+from atlas_lab.kernels.lang.op import SM90, Effect, Op, Vec
 from atlas_lab.kernels.lang.types import Pointer, u32
 
 
@@ -52,7 +52,7 @@ def _stmatrix(matrices: int, trans: bool, tiles: int = 1, step: int = 0) -> Op:
         ptx=emit,
         numpy=run,
         effect=Effect.WRITE,
-        needs=Needs((9, 0)),
+        needs=SM90,
         section="9.7.14.5.16 stmatrix",
         convergent=True,
     )

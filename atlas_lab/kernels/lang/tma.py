@@ -14,9 +14,8 @@ from collections.abc import Sequence
 
 from atlas_lab.kernels.lang.bulk import hinted, name_of, window
 from atlas_lab.kernels.lang.machine import current
-from atlas_lab.kernels.lang.mbarrier import SM90, SM90A
 from atlas_lab.kernels.lang.memory import SHARED
-from atlas_lab.kernels.lang.op import Effect, Op, Operand, Ptr, Vec
+from atlas_lab.kernels.lang.op import SM90, SM90A, Effect, Op, Operand, Ptr, Vec
 from atlas_lab.kernels.lang.types import Pointer, i32, u16
 
 _TENSOR = "9.7.9.27.1 cp.async.bulk.tensor"

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from atlas_lab.kernels.lang.machine import current
-from atlas_lab.kernels.lang.op import Const, Effect, Needs, Op
+from atlas_lab.kernels.lang.op import SM90, Const, Effect, Op
 from atlas_lab.kernels.lang.types import i32
-
-_SM90 = Needs((9, 0))
 
 
 def _group() -> int:
@@ -57,7 +55,7 @@ elect_sync = Op(
     ptx="{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 $0, 1, 0, p; }",
     numpy=_elect,
     effect=Effect.SYNC,
-    needs=_SM90,
+    needs=SM90,
     section="9.7.13 elect.sync",
     convergent=True,
 )
@@ -88,7 +86,7 @@ def _registers(way: str) -> Op:
         ptx=emit,
         numpy=run,
         effect=Effect.SYNC,
-        needs=_SM90,
+        needs=SM90,
         section="9.7.19.5 setmaxnreg",
         convergent=True,
     )

@@ -37,10 +37,9 @@ import numpy as np
 
 from atlas_lab.kernels.lang.machine import current
 from atlas_lab.kernels.lang.multiply import ELEMENTS, UNIT_ROUNDOFF, accumulate, elements
-from atlas_lab.kernels.lang.op import Const, Effect, Needs, Op, Operand, Vec
+from atlas_lab.kernels.lang.op import SM90A, Const, Effect, Op, Operand, Vec
 from atlas_lab.kernels.lang.types import Scalar, bf16, e4m3, f16, f32, i8, i32, u32, u64
 
-_SM90A = Needs((9, 0), "a")
 _MMA, _FENCE = "9.7.15.5.2 wgmma.mma_async", "9.7.15.7.1 wgmma.fence"
 _COMMIT, _WAIT = "9.7.15.7.2 wgmma.commit_group", "9.7.15.7.3 wgmma.wait_group"
 ROWS = 64
@@ -140,7 +139,7 @@ def _wgmma(p: Product) -> Op:
         ptx=_text(p),
         numpy=run,
         effect=Effect.READ,
-        needs=_SM90A,
+        needs=SM90A,
         section=_MMA,
         tied=(0,),
         convergent=True,
@@ -184,7 +183,7 @@ def wgmma_wait(count: int, dtype: Scalar = f32) -> Op:
         ptx="wgmma.wait_group.sync.aligned {pending};",
         numpy=run,
         effect=Effect.SYNC,
-        needs=_SM90A,
+        needs=SM90A,
         section=_WAIT,
         tied=(0,),
         convergent=True,
@@ -209,7 +208,7 @@ wgmma_fence = Op(
     ptx="wgmma.fence.sync.aligned;",
     numpy=_fence,
     effect=Effect.SYNC,
-    needs=_SM90A,
+    needs=SM90A,
     section=_FENCE,
     convergent=True,
 )
@@ -220,7 +219,7 @@ wgmma_commit = Op(
     ptx="wgmma.commit_group.sync.aligned;",
     numpy=_commit,
     effect=Effect.SYNC,
-    needs=_SM90A,
+    needs=SM90A,
     section=_COMMIT,
     convergent=True,
 )
