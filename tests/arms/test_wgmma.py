@@ -1,0 +1,187 @@
+"""GEMMs on warpgroups: awkward shapes, every tile, bits that no tile and no order changes, faulty launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from atlas_lab import simt
+from atlas_lab.arms import atlas_arms
+from atlas_lab.arms.wgmma.tiles import NARROW, WIDE
+from atlas_lab.core.launch import Launch
+from atlas_lab.core.target import shipped_targets
+from atlas_lab.experiments import oracle
+from atlas_lab.experiments.case import Case, base_context, verdict_of
+from atlas_lab.experiments.cases import launched
+from atlas_lab.experiments.parity import Ran, run, run_case
+from atlas_lab.formats import fp8_groups
+from atlas_lab.kernels.gemm import wgmma_ring
+from atlas_lab.kernels.gemm.wgmma_fp8 import grid_rows, wgmma_fp8
+from atlas_lab.kernels.gemm.wgmma_store import map_storer
+from atlas_lab.kernels.quantize.fp8_groups import ROWS, THREADS, quantize_fp8_groups
+from atlas_lab.runtime.device import Device, open_device
+from atlas_lab.runtime.interpreter import InterpreterDevice
+from atlas_lab.simt import Options
+
+ARMS = {a.name: a for a in atlas_arms()}
+HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
+ONE_SM = replace(HOPPER, sms=1)
+FORMS = {"bf16_wgmma": "bf16", "fp8_wgmma_w8a8": "fp8"}
+BOTH = pytest.mark.parametrize("name", FORMS)
+
+
+def case_of(name: str, m: int, n: int, k: int, columns: int = 0) -> Case:
+    setting = (("columns", columns),) if columns else ()
+    return Case(name, ("ffn.up",), m, n, k, FORMS[name], setting=setting)
+
+
+def tile_of(case: Case, base) -> tuple[int, int]:
+    """Rows and columns of the tile that a case's product is made of."""
+    parameters = dict(launched(case, ARMS[case.arm], base)[-1].spec.parameters)
+    return parameters["bm"], parameters["bn"]
+
+
+def ran(case: Case, device: Device) -> Ran:
+    return run(case, ARMS[case.arm], device, base_context(device.target))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(17, 8, 16), (33, 96, 48), (100, 136, 272), (129, 264, 144), (17, 136, 1040), (64, 5, 16), (65, 77, 400)],
+)
+@BOTH
+def test_awkward_shapes(name: str, m: int, n: int, k: int) -> None:
+    with open_device("interpreter", HOPPER) as device:
+        result = run_case(case_of(name, m, n, k), ARMS[name], device, base_context(HOPPER))
+    assert result.ok, result.sentence
+
+
+@pytest.mark.parametrize("m", [NARROW, 131])
+@BOTH
+def test_every_tile_with_ragged_edges_and_a_block_that_takes_several(name: str, m: int) -> None:
+    """On a card of one SM. Up to M = 64 the setting names the tile, above it the model picks the one that N fits."""
+    narrow, wide = ARMS[name].tiles()
+    base = base_context(ONE_SM)
+    with open_device("interpreter", ONE_SM) as device:
+        for t in narrow if m == NARROW else wide:
+            if m == NARROW:
+                case = case_of(name, m, t.bn + (8 if t.mapped else 3), 144, t.bn)
+            else:
+                case = case_of(name, m, t.bn if t.mapped else t.bn - 7, 144)
+            assert tile_of(case, base) == (t.bm, t.bn)
+            result = run_case(case, ARMS[name], device, base)
+            assert result.ok, result.sentence
+
+
+@BOTH
+def test_bits_depend_on_no_tile_no_rows_and_no_order(name: str) -> None:
+    outputs = []
+    for target, columns, options, seed in (
+        (HOPPER, 40, Options(), 0),
+        (HOPPER, 64, Options(order="random", late_async="random"), 1),
+        (replace(HOPPER, sms=3), 136, Options(order="random", resident=3), 2),
+        (ONE_SM, 192, Options(), 0),
+    ):
+        device = InterpreterDevice(target, seed=seed, options=options)
+        outputs.append(ran(case_of(name, 33, 200, 400, columns), device).out)
+        outputs.append(ran(case_of(name, 129, 200, 400), device).out[:33])
+        outputs.append(ran(case_of(name, 33, 200, 400, columns), device).out)
+    first, *rest = outputs
+    assert all(oracle.same_bits(first, out) for out in rest)
+
+
+def spoiled(launch: Launch, **changes) -> Launch:
+    """A launch whose map of W has another box, or with other fields."""
+    box = changes.pop("box", None)
+    args = list(launch.args)
+    if box is not None:
+        args[1] = replace(args[1], box=box)
+    return replace(launch, args=tuple(args), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"box": (32, 64)}, simt.Deadlock, "wgmma_ring.py"),
+        ({"shared": 8 * (64 + 40) * 128}, simt.SimtError, "dynamic shared memory"),
+        ({"block": 128}, simt.Deadlock, "wgmma_ring.py"),
+    ],
+)
+def test_a_launch_that_fits_its_kernel_no_longer_is_reported(monkeypatch, changes, error, text) -> None:
+    arm = ARMS["bf16_wgmma"]
+    lower = arm.lower
+    monkeypatch.setattr(arm, "lower", lambda c: [spoiled(x, **changes) for x in lower(c)])
+    with open_device("interpreter", HOPPER) as device, pytest.raises(error, match=text):
+        ran(case_of("bf16_wgmma", 17, 40, 128, 40), device)
+
+
+def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> None:
+    """A stage that one of four warps releases for all is loaded while the others' products read it."""
+    from atlas_lab.kernels.gemm import wgmma_bf16
+
+    of_ring = wgmma_ring.ring
+    monkeypatch.setattr(wgmma_bf16, "ring", lambda stages, expected, at, warps: of_ring(stages, expected, at, 1))
+    faulty = wgmma_bf16.wgmma_bf16(64, 40, 3, False)
+    arm = ARMS["bf16_wgmma"]
+    lower = arm.lower
+    shared = wgmma_ring.shared_of(3, 104 * 128)
+    monkeypatch.setattr(arm, "kernels", (faulty,))
+    monkeypatch.setattr(arm, "lower", lambda c: [replace(x, kernel=faulty, shared=shared) for x in lower(c)])
+    device = InterpreterDevice(HOPPER, options=Options(late_async=True))
+    with pytest.raises(simt.SimtError, match="wgmma_"):
+        ran(case_of("bf16_wgmma", 17, 40, 1024, 40), device)
+
+
+def test_columns_that_more_scales_cover_than_a_tile_has_are_refused() -> None:
+    assert [grid_rows(bn) for bn in (40, 64, 128, 136, 192, 152)] == [2, 1, 1, 2, 2, 3]
+    with pytest.raises(ValueError, match="found 152 columns, which lie in 3 rows of scales, expected 1 or 2"):
+        wgmma_fp8(64, 152, 4, False)
+
+
+def test_stores_by_the_copy_engine_need_whole_boxes_and_aligned_memory() -> None:
+    with pytest.raises(ValueError, match="found 136 columns, expected a multiple of 64"):
+        map_storer(136, 0)
+    with pytest.raises(ValueError, match="found memory from byte 512, expected a multiple of 1024"):
+        map_storer(128, 512)
+
+
+def test_rows_that_tma_cannot_load_are_refused() -> None:
+    base = base_context(HOPPER)
+    assert "K must be a multiple of 8" in str(verdict_of(case_of("bf16_wgmma", 17, 8, 36), ARMS["bf16_wgmma"], base))
+    fp8 = verdict_of(case_of("fp8_wgmma_w8a8", 17, 8, 40), ARMS["fp8_wgmma_w8a8"], base)
+    assert "K must be a multiple of 16" in str(fp8)
+    elsewhere = base_context(next(t for t in shipped_targets() if t.arch != "sm_90a"))
+    assert not verdict_of(case_of("bf16_wgmma", 17, 8, 64), ARMS["bf16_wgmma"], elsewhere)
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 8), (17, 200), (35, 1032)])
+def test_activations_are_quantized_as_on_the_host(m: int, k: int) -> None:
+    rng = np.random.default_rng(m)
+    x = (rng.standard_normal((m, k)) * 2.0 ** rng.integers(-40, 40, (m, 1))).astype(ml_dtypes.bfloat16)
+    x[0, : min(k, 128)] = 0
+    groups, pitch = -(-k // 128), m + 3
+    codes, scales = fp8_groups.quantize(x.astype(np.float32))
+    buffers = [
+        simt.Buffer("x", x.nbytes, data=x),
+        simt.Buffer("codes", m * k),
+        simt.Buffer("scales", 4 * groups * pitch),
+    ]
+    simt.run(quantize_fp8_groups, grid=(-(-m // ROWS), groups), block=THREADS, args=(*buffers, m, k, pitch))
+    assert oracle.same_bits(buffers[1].array(ml_dtypes.float8_e4m3fn, (m, k)), codes)
+    assert oracle.same_bits(buffers[2].array(np.float32, (groups, pitch))[:, :m], scales)
+    assert (
+        np.abs(fp8_groups.dequantize(codes, scales) - x.astype(np.float64)).max()
+        <= np.abs(x.astype(np.float64)).max() / 16
+    )
+
+
+def test_tiles_are_chosen_for_what_they_must_fill() -> None:
+    """At M = 64 a tile for every SM of one wave; at M = 4096 the largest; at 512 the one with the fewest waves."""
+    arm = ARMS["bf16_wgmma"]
+    assert dict(arm.settings(17408, 5120, HOPPER)[0])["columns"] == 136
+    base = base_context(HOPPER)
+    assert tile_of(case_of("bf16_wgmma", 4096, 17408, 5120), base) == (WIDE, 256)
+    assert tile_of(case_of("bf16_wgmma", 512, 17408, 5120), base) == (WIDE, 192)
