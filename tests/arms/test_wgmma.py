@@ -10,7 +10,7 @@ import pytest
 
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
-from atlas_lab.arms.wgmma.tiles import NARROW, WIDE
+from atlas_lab.arms.wgmma.tiles import NARROW, WIDE, Tile
 from atlas_lab.core.launch import Launch
 from atlas_lab.core.target import shipped_targets
 from atlas_lab.experiments import oracle
@@ -28,20 +28,19 @@ from atlas_lab.simt import Options
 
 ARMS = {a.name: a for a in atlas_arms()}
 HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
-ONE_SM = replace(HOPPER, sms=1)
 FORMS = {"bf16_wgmma": "bf16", "fp8_wgmma_w8a8": "fp8"}
 BOTH = pytest.mark.parametrize("name", FORMS)
 
 
-def case_of(name: str, m: int, n: int, k: int, columns: int = 0) -> Case:
-    setting = (("columns", columns),) if columns else ()
+def case_of(name: str, m: int, n: int, k: int, columns: int = 0, cluster: int = 1) -> Case:
+    setting = (("cluster", cluster), ("columns", columns)) if columns else ()
     return Case(name, ("ffn.up",), m, n, k, FORMS[name], setting=setting)
 
 
-def tile_of(case: Case, base) -> tuple[int, int]:
-    """Rows and columns of the tile that a case's product is made of."""
+def tile_of(case: Case, base) -> tuple[int, int, int]:
+    """Rows and columns of the tile that a case's product is made of, and blocks of a cluster."""
     parameters = dict(launched(case, ARMS[case.arm], base)[-1].spec.parameters)
-    return parameters["bm"], parameters["bn"]
+    return parameters["bm"], parameters["bn"], parameters["cluster"]
 
 
 def ran(case: Case, device: Device) -> Ran:
@@ -61,34 +60,32 @@ def test_awkward_shapes(name: str, m: int, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("m", [NARROW, 131])
 @BOTH
-def test_every_tile_with_ragged_edges_and_a_block_that_takes_several(name: str, m: int) -> None:
-    """On a card of one SM. Up to M = 64 the setting names the tile, above it the model picks the one that N fits."""
-    narrow, wide = ARMS[name].tiles()
-    base = base_context(ONE_SM)
-    with open_device("interpreter", ONE_SM) as device:
-        for t in narrow if m == NARROW else wide:
-            if m == NARROW:
-                case = case_of(name, m, t.bn + (8 if t.mapped else 3), 144, t.bn)
-            else:
-                case = case_of(name, m, t.bn if t.mapped else t.bn - 7, 144)
-            assert tile_of(case, base) == (t.bm, t.bn)
-            result = run_case(case, ARMS[name], device, base)
-            assert result.ok, result.sentence
+def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(name: str, m: int, monkeypatch) -> None:
+    """Whatever the model would choose: each block takes several tiles, its ring goes around."""
+    arm = ARMS[name]
+    for t in arm.tiles()[m > NARROW]:
+        target = replace(HOPPER, sms=t.cluster)
+        monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
+        case = case_of(name, m, t.bn * t.cluster + (8 if t.mapped else 3), 144)
+        assert tile_of(case, base_context(target)) == (t.bm, t.bn, t.cluster)
+        with open_device("interpreter", target) as device:
+            result = run_case(case, arm, device, base_context(target))
+        assert result.ok, result.sentence
 
 
 @BOTH
 def test_bits_depend_on_no_tile_no_rows_and_no_order(name: str) -> None:
     outputs = []
-    for target, columns, options, seed in (
-        (HOPPER, 40, Options(), 0),
-        (HOPPER, 64, Options(order="random", late_async="random"), 1),
-        (replace(HOPPER, sms=3), 136, Options(order="random", resident=3), 2),
-        (ONE_SM, 192, Options(), 0),
+    for target, form, options, seed in (
+        (HOPPER, (40, 4), Options(), 0),
+        (HOPPER, (64, 2), Options(order="random", late_async="random"), 1),
+        (replace(HOPPER, sms=3), (136, 1), Options(order="random", resident=3), 2),
+        (replace(HOPPER, sms=2), (128, 2), Options(order="random", late_async="random"), 3),
     ):
         device = InterpreterDevice(target, seed=seed, options=options)
-        outputs.append(ran(case_of(name, 33, 200, 400, columns), device).out)
-        outputs.append(ran(case_of(name, 129, 200, 400), device).out[:33])
-        outputs.append(ran(case_of(name, 33, 200, 400, columns), device).out)
+        outputs.append(ran(case_of(name, 33, 136, 272, *form), device).out)
+        outputs.append(ran(case_of(name, 129, 136, 272), device).out[:33])
+        outputs.append(ran(case_of(name, 33, 136, 272, *form), device).out)
     first, *rest = outputs
     assert all(oracle.same_bits(first, out) for out in rest)
 
@@ -123,7 +120,8 @@ def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> 
     from atlas_lab.kernels.gemm import wgmma_bf16
 
     of_ring = wgmma_ring.ring
-    monkeypatch.setattr(wgmma_bf16, "ring", lambda stages, expected, at, warps: of_ring(stages, expected, at, 1))
+    monkeypatch.setattr(wgmma_ring, "warps_of", lambda bm, cluster: 1)
+    monkeypatch.setattr(wgmma_bf16, "ring", of_ring.__wrapped__)
     faulty = wgmma_bf16.wgmma_bf16(64, 40, 3, False)
     arm = ARMS["bf16_wgmma"]
     lower = arm.lower
@@ -181,7 +179,9 @@ def test_activations_are_quantized_as_on_the_host(m: int, k: int) -> None:
 def test_tiles_are_chosen_for_what_they_must_fill() -> None:
     """At M = 64 a tile for every SM of one wave; at M = 4096 the largest; at 512 the one with the fewest waves."""
     arm = ARMS["bf16_wgmma"]
-    assert dict(arm.settings(17408, 5120, HOPPER)[0])["columns"] == 136
+    assert arm.settings(17408, 5120, HOPPER)[0] == (("cluster", 2), ("columns", 136))
     base = base_context(HOPPER)
-    assert tile_of(case_of("bf16_wgmma", 4096, 17408, 5120), base) == (WIDE, 256)
-    assert tile_of(case_of("bf16_wgmma", 512, 17408, 5120), base) == (WIDE, 192)
+    assert tile_of(case_of("bf16_wgmma", 4096, 17408, 5120), base) == (WIDE, 256, 1)
+    assert tile_of(case_of("bf16_wgmma", 512, 17408, 5120), base) == (WIDE, 176, 1)
+    assert [Tile(NARROW, 40, c).at_once(132) for c in (1, 2, 4)] == [132, 132, 128]
+    assert Tile(NARROW, 40, 4).grid(64, 170, 132) == 8

@@ -25,8 +25,8 @@ CHUNK = 16  # bytes that rows of what TMA loads are a multiple of
 
 
 class OnWarpgroups(Arm):
-    """Any M from 17 and any N. The setting is `columns`, those of the tile that serves M up to 64; above that the model
-    chooses by M. Tiles add in the same order."""
+    """Any M from 17 and any N. The setting is the tile that serves M up to 64, its `columns` and the blocks of its
+    `cluster`; above that the model chooses by M. Tiles add in the same order."""
 
     roles = ("*",)
     rows = rows_from(FIRST_ROWS)
@@ -35,22 +35,25 @@ class OnWarpgroups(Arm):
     beside: int = 0
     """Bytes of a stage for each row of x, beside x and W."""
     pipe: str
-    narrow_widths: Sequence[int]
-    wide_widths: Sequence[int]
+    narrow: Sequence[tuple[int, int]]
+    """Columns and blocks of a cluster of the tiles for M up to 64."""
+    wide: Sequence[tuple[int, int]]
+    """The same of those for more."""
 
     def tiles(self) -> tuple[list[Tile], list[Tile]]:
         """Those for M up to 64, and those for more."""
-        by_rows = ((NARROW, self.narrow_widths), (WIDE, self.wide_widths))
-        narrow, wide = ([Tile(bm, w, self.beside) for w in widths] for bm, widths in by_rows)
+        by_rows = ((NARROW, self.narrow), (WIDE, self.wide))
+        narrow, wide = ([Tile(bm, *form, self.beside) for form in forms] for bm, forms in by_rows)
         return narrow, wide
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
-        return [setting(columns=t.bn) for t in self._ordered(self.tiles()[0], NARROW, n, k, target)]
+        return [setting(columns=t.bn, cluster=t.cluster) for t in self._ordered(self.tiles()[0], NARROW, n, k, target)]
 
     def tile(self, c: Call) -> Tile:
         """The one that serves a call."""
         if c.m <= NARROW:
-            return Tile(NARROW, dict(chosen(self, c.n, c.k, c.context))["columns"], self.beside)
+            form = dict(chosen(self, c.n, c.k, c.context))
+            return Tile(NARROW, form["columns"], form["cluster"], self.beside)
         return self._ordered(self.tiles()[1], c.m, c.n, c.k, c.context.target)[0]
 
     def _ordered(self, tiles: Sequence[Tile], m: int, n: int, k: int, target: Target) -> list[Tile]:
@@ -61,11 +64,13 @@ class OnWarpgroups(Arm):
     ) -> Launch:
         """The launch of y = x·Wᵀ: maps of x and W, `more`, y, the sizes, `tail`."""
         per_row = ROW // self.element_bytes
-        maps = [TensorMap(of, (rows, per_row), swizzle=ROW, promotion=256) for of, rows in ((x, t.bm), (w, t.bn))]
+        parts = ((x, t.bm // t.cluster), (w, t.bn))
+        maps = [TensorMap(of, (rows, per_row), swizzle=ROW, promotion=256) for of, rows in parts]
         y = TensorMap(c.y.data, (OUT_ROWS, OUT_COLUMNS), swizzle=ROW) if t.mapped else c.y.data
         return Launch(
             kernel,
-            grid=min(t.count(c.m, c.n), c.context.target.sms),
+            grid=t.grid(c.m, c.n, c.context.target.sms),
+            cluster=t.cluster,
             block=t.threads,
             shared=shared_of(t.stages, t.stage, t.outside),
             args=(*maps, *more, y, c.m, c.n, c.k, *tail),

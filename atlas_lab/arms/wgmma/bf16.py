@@ -21,7 +21,8 @@ class Bf16Wgmma(OnWarpgroups):
     name = "bf16_wgmma"
     source = "bf16"
     element_bytes, pipe = 2, "mma_bf16"
-    narrow_widths = wide_widths = (256, 192, 136, 128, 96, 64, 40)
+    narrow = ((256, 1), (176, 2), (136, 1), (136, 2), (128, 2), (96, 2), (64, 2), (40, 1), (40, 4))
+    wide = ((256, 1), (192, 1), (176, 1), (136, 1), (128, 1), (96, 1), (64, 1), (40, 1), (40, 4))
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16))
     reduction_class = ReductionClass("wgmma.m64k16.bf16", "ascending K")
 
@@ -40,4 +41,4 @@ class Bf16Wgmma(OnWarpgroups):
 
 
 def _kernel(t: Tile) -> Kernel:
-    return wgmma_bf16(t.bm, t.bn, t.stages, t.mapped)
+    return wgmma_bf16(t.bm, t.bn, t.stages, t.mapped, t.cluster)

@@ -34,7 +34,8 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     name = "fp8_wgmma_w8a8"
     element_bytes, pipe = 1, "mma_e4m3"
     beside = 4
-    narrow_widths = wide_widths = (192, 136, 128, 96, 64, 40)
+    narrow = ((192, 1), (136, 1), (136, 2), (128, 2), (96, 2), (64, 2), (40, 1), (40, 4))
+    wide = ((192, 1), (136, 1), (128, 1), (128, 2), (96, 1), (64, 1), (40, 1), (40, 4))
     # the products of 128 of K, then a fused addition for each in FP32, 2**12 times as fine
     tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 4 + -(-k // (GROUP << 11)))
     accuracy = Accuracy(min_snr_db=26)
@@ -80,4 +81,4 @@ def _values(stored: Any) -> np.ndarray:
 
 
 def _kernel(t: Tile, scale: L.Scalar) -> Kernel:
-    return wgmma_fp8(t.bm, t.bn, t.stages, t.mapped, scale)
+    return wgmma_fp8(t.bm, t.bn, t.stages, t.mapped, t.cluster, scale)

@@ -5,27 +5,28 @@ stored; each warpgroup multiplies 64 rows, one group of products in flight while
 """
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.tile import tile_at
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, loader, ring, roles, threads_of, tiles_of
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, ring, roles, threads_of
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, map_storer, thread_storer
-from atlas_lab.kernels.lang import cuda
+from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 
 BK = ROW // 2  # K of one stage
 PRODUCTS = BK // 16
 
 
 @L.family
-def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, raster: int = 16):
-    """x BF16 `[m, k]`, W BF16 `[n, k]` as maps of boxes `[bm, 64]` and `[bn, 64]` swizzled by 128 bytes; y BF16
-    `[m, n]`, with `mapped` as a map of boxes `[16, 64]` so swizzled (bn a multiple of 64, n of 8), else row-major and
-    any n; any m, k a multiple of 8.
+def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, cluster: int = 1, raster: int = 16):
+    """x BF16 `[m, k]`, W BF16 `[n, k]` as maps of boxes `[bm / cluster, 64]` and `[bn, 64]` swizzled by 128 bytes; y
+    BF16 `[m, n]`, with `mapped` as a map of boxes `[16, 64]` so swizzled (bn a multiple of 64, n of 8), else row-major
+    and any n; any m, k a multiple of 8.
 
-    Tiles of bm (64 or 128) x bn (a multiple of 8 up to 256) outputs; sums run in ascending K, 16 at a time, in FP32.
+    Tiles of bm (64 or 128) x bn (a multiple of 8 up to 256) outputs, of neighbours in a row by the blocks of a cluster,
+    which share their loads of x; sums run in ascending K, 16 at a time, in FP32.
     """
     consumers = bm // GROUP_ROWS
     stage = (bm + bn) * ROW
     out_at = stages * stage
-    of_stages = ring(stages, stage, out_at + 4 * consumers * WARP_BYTES * mapped, 4 * consumers)
+    of_stages = ring(stages, stage, out_at + 4 * consumers * WARP_BYTES * mapped, bm, cluster)
+    of_tiles = walk(bm, bn, raster, cluster)
     multiply, wait, count = L.wgmma(L.bf16, bn), L.wgmma_wait(bn // 2), bn // 2
     store_map = map_storer(bn, out_at) if mapped else None
     store_threads = None if mapped else thread_storer(bn)
@@ -36,10 +37,10 @@ def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, raster: int =
     def bring(s, maps, row0, col0, step):
         x, w = maps
         tiles, full = L.dynamic_shared(L.u8, 0), of_stages.full()
-        L.tma_load_2d(tiles, s * stage, x, (row0, step * BK), full, s)
+        of_stages.rows(s * stage, x, row0, step * BK, s)
         L.tma_load_2d(tiles, s * stage + bm * ROW, w, (col0, step * BK), full, s)
 
-    load = loader(of_stages, bm, bn, raster, BK, bring)
+    load = loader(of_stages, of_tiles, BK, bring)
 
     @L.kernel(launch_bounds=(threads_of(bm), 1))
     def kernel(
@@ -61,9 +62,9 @@ def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, raster: int =
             tiles = L.dynamic_shared(L.u8, 0)
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32((k + BK - 1) // BK)
-            tile, last = L.i32(cuda.blockIdx.x), tiles_of(m, n, bm, bn)
-            while tile < last:
-                row0, col0 = tile_at(tile, m, n, bm, bn, raster)
+            i, last = of_tiles.first(), of_tiles.count(m, n)
+            while i < last:
+                row0, col0 = of_tiles.at(i, m, n)
                 row0 = L.i32(row0 + GROUP_ROWS * group)
                 if row0 < m:
                     acc = L.zeros(count)
@@ -92,7 +93,7 @@ def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, raster: int =
                         of_stages.take(s, phase)
                         of_stages.release(s)
                         s, phase = of_stages.after(s, phase)
-                tile = L.i32(tile + cuda.gridDim.x)
+                i = of_tiles.after(i)
             if mapped and L.lane_id() == 0:
                 L.bulk_wait_read(0)
 

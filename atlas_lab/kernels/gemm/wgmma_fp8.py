@@ -7,10 +7,9 @@ added up in FP32, so that what the matrix unit drops of a long sum stays small.
 import functools
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.tile import tile_at
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, loader, ring, roles, threads_of, tiles_of
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, ring, roles, threads_of
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, map_storer, thread_storer
-from atlas_lab.kernels.lang import cuda
+from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 
 BK = ROW  # K of one stage: a column of W's grid of scales, a group of x's
 PRODUCTS = BK // 32
@@ -50,10 +49,12 @@ def scaled_add(count: int):
 
 
 @L.family
-def wgmma_fp8(bm: int, bn: int, stages: int, mapped: bool = True, scale: L.Scalar = L.f32, raster: int = 16):
-    """x E4M3 `[m, k]` and W E4M3 `[n, k]` as maps of boxes `[bm, 128]` and `[bn, 128]` swizzled by 128 bytes; scales of
-    x F32 `[ceil(k/128), m]` as a map of boxes `[1, bm]`; scales of W F32 or BF16, one for 128x128, `down` and `across`
-    elements apart (0: one for all); y and its tiles as in `wgmma_bf16`; k a multiple of 16.
+def wgmma_fp8(
+    bm: int, bn: int, stages: int, mapped: bool = True, cluster: int = 1, scale: L.Scalar = L.f32, raster: int = 16
+):
+    """x E4M3 `[m, k]` and W E4M3 `[n, k]` as maps of boxes `[bm / cluster, 128]` and `[bn, 128]` swizzled by 128 bytes;
+    scales of x F32 `[ceil(k/128), m]` as a map of boxes `[1, bm]`; scales of W F32 or BF16, one for 128x128, `down` and
+    `across` elements apart (0: one for all); y and its tiles as in `wgmma_bf16`; k a multiple of 16.
 
     Sums run over 128 of K in the matrix unit, 32 at a time; each, times the product of both scales, is added in FP32.
     Raises ValueError for columns that lie in more than two rows of W's grid.
@@ -65,7 +66,8 @@ def wgmma_fp8(bm: int, bn: int, stages: int, mapped: bool = True, scale: L.Scala
     stage = (bm + bn) * ROW
     out_at = stages * stage
     scales_at = out_at + 4 * consumers * WARP_BYTES * mapped
-    of_stages = ring(stages, stage + 4 * bm, scales_at + 4 * bm * stages, 4 * consumers)
+    of_stages = ring(stages, stage + 4 * bm, scales_at + 4 * bm * stages, bm, cluster)
+    of_tiles = walk(bm, bn, raster, cluster)
     load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
     multiply, wait, count = L.wgmma(L.e4m3, bn), L.wgmma_wait(bn // 2), bn // 2
     add = scaled_add(count)
@@ -78,11 +80,11 @@ def wgmma_fp8(bm: int, bn: int, stages: int, mapped: bool = True, scale: L.Scala
     def bring(s, maps, row0, col0, step):
         x, w, x_scales = maps
         tiles, full = L.dynamic_shared(L.u8, 0), of_stages.full()
-        L.tma_load_2d(tiles, s * stage, x, (row0, step * BK), full, s)
+        of_stages.rows(s * stage, x, row0, step * BK, s)
         L.tma_load_2d(tiles, s * stage + bm * ROW, w, (col0, step * BK), full, s)
         L.tma_load_2d(tiles, scales_at + s * (4 * bm), x_scales, (step, row0), full, s)
 
-    load = loader(of_stages, bm, bn, raster, BK, bring)
+    load = loader(of_stages, of_tiles, BK, bring)
 
     @L.kernel(launch_bounds=(threads_of(bm), 1))
     def kernel(
@@ -109,12 +111,12 @@ def wgmma_fp8(bm: int, bn: int, stages: int, mapped: bool = True, scale: L.Scala
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32((k + BK - 1) // BK)
             mine = L.i32(16 * L.warp_id() + (L.lane_id() >> 2))  # of the tile's rows, and 8 further
-            tile, last = L.i32(cuda.blockIdx.x), tiles_of(m, n, bm, bn)
-            while tile < last:
-                row0, col0 = tile_at(tile, m, n, bm, bn, raster)
+            i, last = of_tiles.first(), of_tiles.count(m, n)
+            while i < last:
+                row0, col0 = of_tiles.at(i, m, n)
                 row0 = L.i32(row0 + GROUP_ROWS * group)
                 if row0 < m:
-                    first = L.i32(col0 >> 7)
+                    first = min(L.i32(col0 >> 7), L.i32((n - 1) >> 7))
                     second = min(first + 1, L.i32((n - 1) >> 7))
                     border = L.i32((BLOCK * (first + 1) - col0) >> 3) if two else L.i32(count)
                     acc = L.zeros(count)
@@ -134,7 +136,7 @@ def wgmma_fp8(bm: int, bn: int, stages: int, mapped: bool = True, scale: L.Scala
                         u = L.lds_f32(of_rows, s * bm + mine)
                         v = L.lds_f32(of_rows, s * bm + mine + 8)
                         part = wait(part, 0)
-                        cuda.syncwarp()  # all lanes have their scales
+                        L.cuda.syncwarp()  # all lanes have their scales
                         of_stages.release(s)
                         s, phase = of_stages.after(s, phase)
                         factors = (
@@ -154,7 +156,7 @@ def wgmma_fp8(bm: int, bn: int, stages: int, mapped: bool = True, scale: L.Scala
                         of_stages.take(s, phase)
                         of_stages.release(s)
                         s, phase = of_stages.after(s, phase)
-                tile = L.i32(tile + cuda.gridDim.x)
+                i = of_tiles.after(i)
             if mapped and L.lane_id() == 0:
                 L.bulk_wait_read(0)
 

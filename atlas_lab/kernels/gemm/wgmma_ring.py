@@ -1,8 +1,9 @@
 """Parts of the GEMMs on warpgroups: a ring of stages that one thread fills by TMA and warpgroups multiply from.
 
 Dynamic shared memory: the stages, then what a kernel keeps beside them, then an mbarrier `full` and one `empty` for
-every stage. A stage is full when all its bytes came; it is empty again when each consumer warp arrived. Tiles of
-operands are rows of 128 bytes of K, swizzled by 128 bytes.
+every stage. A stage is full when all its bytes came; it is empty again when each consumer warp arrived. Blocks of a
+cluster multiply the same rows of x: each loads a part of them for all, so that a stage is empty when the consumers of
+every block arrived. Tiles of operands are rows of 128 bytes of K, swizzled by 128 bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import functools
 from typing import NamedTuple
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.tile import tile_at
 from atlas_lab.kernels.lang import cuda
 
 ROW = 128  # bytes of a tile's row: K of one stage
@@ -56,17 +56,26 @@ def shared_of(stages: int, stage: int, beside: int = 0) -> int:
     return beside + stages * (stage + BARS)
 
 
+def warps_of(bm: int, cluster: int) -> int:
+    """Warps that consume a stage."""
+    return 4 * (bm // GROUP_ROWS) * cluster
+
+
 class Ring(NamedTuple):
     """Device functions of a ring; `s` is a stage's number and `phase` the parity of its round, from (0, 0).
 
     `begin()`: the whole block, once. `fill(s, phase)`: the loading thread, until the stage is empty; then it expects
-    its bytes at mbarrier `(full(), s)`. `take(s, phase)`: a consumer, until the stage is full. `release(s)`: every
-    thread of a consumer, which will not read it again. `after(s, phase)` and `before(s)`: the stages around it.
+    its bytes at mbarrier `(full(), s)`. `rows(at, x, row0, k0, s)`: it loads rows of x to byte `at` of a stage, with a
+    map whose box is the rows of a tile over the blocks of a cluster. `drain(s, phase)`: it exits only after this.
+    `take(s, phase)`: a consumer, until the stage is full. `release(s)`: every thread of a consumer, which will not read
+    it again. `after(s, phase)` and `before(s)`: the stages around it.
     """
 
     begin: L.DeviceFunction
     full: L.DeviceFunction
     fill: L.DeviceFunction
+    rows: L.DeviceFunction
+    drain: L.DeviceFunction
     take: L.DeviceFunction
     release: L.DeviceFunction
     after: L.DeviceFunction
@@ -74,9 +83,14 @@ class Ring(NamedTuple):
 
 
 @functools.cache
-def ring(stages: int, expected: int, bars_at: int, warps: int) -> Ring:
-    """`expected` bytes come to each stage; the mbarriers lie from byte `bars_at`; `warps` consume."""
+def ring(stages: int, expected: int, bars_at: int, bm: int, cluster: int) -> Ring:
+    """`expected` bytes come to each stage, for tiles of `bm` rows of x; the mbarriers lie from byte `bars_at`."""
     empty_at = bars_at + 8 * stages
+    warps = warps_of(bm, cluster)
+    part = bm // cluster
+    everyone = (1 << cluster) - 1
+    load, load_for_all = L.tma_load_2d, L.tma_load(2, multicast=True)
+    wait_empty = L.mbarrier_wait_cluster if cluster > 1 else L.mbarrier_wait
 
     @L.device
     def begin():
@@ -86,7 +100,11 @@ def ring(stages: int, expected: int, bars_at: int, warps: int) -> Ring:
                 L.mbarrier_init(full, s, 1)
                 L.mbarrier_init(empty, s, warps)
             L.fence_mbarrier_init()
-        cuda.syncthreads()
+        if cluster > 1:
+            L.cluster_arrive()
+            L.cluster_wait()
+        else:
+            cuda.syncthreads()
 
     @L.device
     def full():
@@ -94,8 +112,24 @@ def ring(stages: int, expected: int, bars_at: int, warps: int) -> Ring:
 
     @L.device
     def fill(s, phase):
-        L.mbarrier_wait(L.dynamic_shared(L.u64, empty_at), s, L.u32(phase ^ 1))
+        wait_empty(L.dynamic_shared(L.u64, empty_at), s, L.u32(phase ^ 1))
         L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, expected)
+
+    @L.device
+    def rows(at, x, row0, k0, s):
+        tiles, bars = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.u64, bars_at)
+        if cluster > 1:
+            first = L.i32(L.cluster_rank()) * part
+            load_for_all(tiles, at + first * ROW, x, (row0 + first, k0), bars, s, everyone)
+        else:
+            load(tiles, at, x, (row0, k0), bars, s)
+
+    @L.device
+    def drain(s, phase):
+        if cluster > 1:  # the other blocks still arrive here
+            for _ in range(stages):
+                wait_empty(L.dynamic_shared(L.u64, empty_at), s, L.u32(phase ^ 1))
+                s, phase = after(s, phase)
 
     @L.device
     def take(s, phase):
@@ -103,8 +137,12 @@ def ring(stages: int, expected: int, bars_at: int, warps: int) -> Ring:
 
     @L.device
     def release(s):
-        if L.lane_id() == 0:
-            L.mbarrier_arrive(L.dynamic_shared(L.u64, empty_at), s)
+        if cluster > 1:
+            if L.lane_id() < cluster:
+                L.mbarrier_arrive_remote(L.mapa(L.dynamic_shared(L.u64, empty_at), L.u32(L.lane_id())), s)
+        else:
+            if L.lane_id() == 0:
+                L.mbarrier_arrive(L.dynamic_shared(L.u64, empty_at), s)
 
     @L.device
     def after(s, phase):
@@ -115,31 +153,4 @@ def ring(stages: int, expected: int, bars_at: int, warps: int) -> Ring:
     def before(s):
         return L.i32(s - 1) if s > 0 else L.i32(stages - 1)
 
-    return Ring(begin, full, fill, take, release, after, before)
-
-
-@L.device
-def tiles_of(m, n, bm, bn):
-    """How many tiles y has."""
-    return L.i32((m + bm - 1) // bm) * L.i32((n + bn - 1) // bn)
-
-
-@functools.cache
-def loader(ring: Ring, bm: int, bn: int, raster: int, per_row: int, bring: L.DeviceFunction):
-    """A device function of the loading thread, `(maps, m, n, k)`: fills the ring, stage by stage, for every tile of y
-    that is this block's, by `bring(s, maps, row0, col0, step)`; `per_row` elements of K are a stage."""
-
-    @L.device
-    def run(maps, m, n, k):
-        s, phase = L.i32(0), L.u32(0)
-        steps = L.i32((k + per_row - 1) // per_row)
-        tile, count = L.i32(cuda.blockIdx.x), tiles_of(m, n, bm, bn)
-        while tile < count:
-            row0, col0 = tile_at(tile, m, n, bm, bn, raster)
-            for step in range(steps):
-                ring.fill(s, phase)
-                bring(s, maps, row0, col0, step)
-                s, phase = ring.after(s, phase)
-            tile = L.i32(tile + cuda.gridDim.x)
-
-    return run
+    return Ring(begin, full, fill, rows, drain, take, release, after, before)
