@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import ml_dtypes
@@ -32,6 +33,14 @@ FORMS = {"bf16_wgmma": "bf16", "fp8_wgmma_w8a8": "fp8"}
 BOTH = pytest.mark.parametrize("name", FORMS)
 
 
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request) -> Iterator[Device]:
+    if request.param == "cuda" and request.config.getoption("--device", "auto") != "cuda":
+        pytest.skip("needs --device=cuda")
+    with open_device(request.param, *([HOPPER] if request.param == "interpreter" else [])) as opened:
+        yield opened
+
+
 def case_of(name: str, m: int, n: int, k: int, columns: int = 0, cluster: int = 1) -> Case:
     setting = (("cluster", cluster), ("columns", columns)) if columns else ()
     return Case(name, ("ffn.up",), m, n, k, FORMS[name], setting=setting)
@@ -52,9 +61,8 @@ def ran(case: Case, device: Device) -> Ran:
     [(17, 8, 16), (33, 96, 48), (100, 136, 272), (129, 264, 144), (17, 136, 1040), (64, 5, 16), (65, 77, 400)],
 )
 @BOTH
-def test_awkward_shapes(name: str, m: int, n: int, k: int) -> None:
-    with open_device("interpreter", HOPPER) as device:
-        result = run_case(case_of(name, m, n, k), ARMS[name], device, base_context(HOPPER))
+def test_awkward_shapes(name: str, m: int, n: int, k: int, device) -> None:
+    result = run_case(case_of(name, m, n, k), ARMS[name], device, base_context(device.target))
     assert result.ok, result.sentence
 
 
@@ -71,6 +79,23 @@ def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(name: str, m: int
         with open_device("interpreter", target) as device:
             result = run_case(case, arm, device, base_context(target))
         assert result.ok, result.sentence
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [61, 333, 1100])
+@BOTH
+def test_every_tile_on_a_card(name: str, m: int, device, monkeypatch) -> None:
+    """Rings that go around and blocks that take several tiles; all tiles give the same bits."""
+    if device.name != "cuda":
+        pytest.skip("the interpreter's cases are smaller")
+    arm, base, outputs = ARMS[name], base_context(device.target), []
+    for t in arm.tiles()[m > NARROW]:
+        monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
+        case = case_of(name, m, 5000, 2064)
+        result = run_case(case, arm, device, base)
+        assert result.ok, f"{t}: {result.sentence}"
+        outputs.append(ran(case, device).out)
+    assert all(oracle.same_bits(outputs[0], out) for out in outputs)
 
 
 @BOTH
