@@ -19,6 +19,7 @@ from atlas_lab.experiments.case import Case, base_context, verdict_of
 from atlas_lab.experiments.cases import launched
 from atlas_lab.experiments.parity import Ran, run, run_case
 from atlas_lab.formats import fp8_groups
+from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm import wgmma_ring
 from atlas_lab.kernels.gemm.wgmma_fp8 import grid_rows, wgmma_fp8
 from atlas_lab.kernels.gemm.wgmma_store import map_storer
@@ -156,6 +157,32 @@ def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> 
     device = InterpreterDevice(HOPPER, options=Options(late_async=True))
     with pytest.raises(simt.SimtError, match="wgmma_"):
         ran(case_of("bf16_wgmma", 17, 40, 1024, 40), device)
+
+
+def test_x_that_is_loaded_before_it_was_quantized_is_reported(monkeypatch) -> None:
+    from atlas_lab.kernels.gemm import wgmma_fp8 as fp8
+
+    of_loader = fp8.loader
+
+    def early(ring, walk, per_row, stages, bring_w, bring_x):
+        run = of_loader(ring, walk, per_row, stages, bring_x, bring_w)
+
+        @L.device
+        def swapped(w, x, m, n, k):
+            run(x, w, m, n, k)
+
+        return swapped
+
+    monkeypatch.setattr(fp8, "loader", early)
+    arm = ARMS["fp8_wgmma_w8a8"]
+    tile = Tile(NARROW, 40, 1, 4)
+    faulty = fp8.wgmma_fp8(64, 40, tile.stages, False, raster=7)
+    lower = arm.lower
+    monkeypatch.setattr(arm, "tile", lambda c: tile)
+    monkeypatch.setattr(arm, "kernels", (quantize_fp8_groups, faulty))
+    monkeypatch.setattr(arm, "lower", lambda c: [lower(c)[0], replace(lower(c)[1], kernel=faulty)])
+    with open_device("interpreter", HOPPER) as device, pytest.raises(simt.Unwaited, match=r"x\.codes"):
+        ran(case_of("fp8_wgmma_w8a8", 17, 40, 128), device)
 
 
 def test_columns_that_more_scales_cover_than_a_tile_has_are_refused() -> None:

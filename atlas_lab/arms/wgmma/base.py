@@ -60,9 +60,10 @@ class OnWarpgroups(Arm):
         return ordered(tiles, m, n, k * self.element_bytes, target, self.pipe)
 
     def product(
-        self, c: Call, t: Tile, kernel: Kernel, x: Tensor, w: Tensor, *more: Argument, tail: Any = ()
+        self, c: Call, t: Tile, kernel: Kernel, x: Tensor, w: Tensor, *more: Argument, tail: Any = (), pdl: bool = False
     ) -> Launch:
-        """The launch of y = x·Wᵀ: maps of x and W, `more`, y, the sizes, `tail`."""
+        """The launch of y = x·Wᵀ: maps of x and W, `more`, y, the sizes, `tail`; with `pdl` W comes while the launch
+        before still makes x."""
         per_row = ROW // self.element_bytes
         parts = ((x, t.bm // t.cluster), (w, t.bn))
         maps = [TensorMap(of, (rows, per_row), swizzle=ROW, promotion=256) for of, rows in parts]
@@ -76,6 +77,7 @@ class OnWarpgroups(Arm):
             args=(*maps, *more, y, c.m, c.n, c.k, *tail),
             flops=2 * c.m * c.n * c.k,
             pipe=self.pipe,
+            pdl=pdl,
             label=self.name,
         )
 

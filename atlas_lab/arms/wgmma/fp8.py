@@ -66,7 +66,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
         t = self.tile(c)
         of_x = TensorMap(scales.view(0, (groups, c.m), (pitch, 1)), (1, t.bm))
         kernel = _kernel(t, SCALES[w.scale.dtype])
-        return [quantized, self.product(c, t, kernel, codes, w.weight, of_x, w.scale, tail=steps)]
+        return [quantized, self.product(c, t, kernel, codes, w.weight, of_x, w.scale, tail=steps, pdl=True)]
 
     def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
         """The float64 product of quantized x and stored weights."""

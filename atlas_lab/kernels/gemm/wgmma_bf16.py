@@ -34,13 +34,14 @@ def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, cluster: int 
     loading, multiplying = roles(bm)
 
     @L.device
-    def bring(s, maps, row0, col0, step):
-        x, w = maps
-        tiles, full = L.dynamic_shared(L.u8, 0), of_stages.full()
-        of_stages.rows(s * stage, x, row0, step * BK, s)
-        L.tma_load_2d(tiles, s * stage + bm * ROW, w, (col0, step * BK), full, s)
+    def bring_w(s, w, col0, step):
+        L.tma_load_2d(L.dynamic_shared(L.u8, 0), s * stage + bm * ROW, w, (col0, step * BK), of_stages.full(), s)
 
-    load = loader(of_stages, of_tiles, BK, bring)
+    @L.device
+    def bring_x(s, x, row0, step):
+        of_stages.rows(s * stage, x, row0, step * BK, s)
+
+    load = loader(of_stages, of_tiles, BK, stages, bring_w, bring_x)
 
     @L.kernel(launch_bounds=(threads_of(bm), 1))
     def kernel(
@@ -56,7 +57,7 @@ def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, cluster: int 
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
-                load((x, w), m, n, k)
+                load(w, x, m, n, k)
         else:
             multiplying()
             tiles = L.dynamic_shared(L.u8, 0)

@@ -77,14 +77,17 @@ def wgmma_fp8(
     loading, multiplying = roles(bm)
 
     @L.device
-    def bring(s, maps, row0, col0, step):
-        x, w, x_scales = maps
-        tiles, full = L.dynamic_shared(L.u8, 0), of_stages.full()
-        of_stages.rows(s * stage, x, row0, step * BK, s)
-        L.tma_load_2d(tiles, s * stage + bm * ROW, w, (col0, step * BK), full, s)
-        L.tma_load_2d(tiles, scales_at + s * (4 * bm), x_scales, (step, row0), full, s)
+    def bring_w(s, w, col0, step):
+        L.tma_load_2d(L.dynamic_shared(L.u8, 0), s * stage + bm * ROW, w, (col0, step * BK), of_stages.full(), s)
 
-    load = loader(of_stages, of_tiles, BK, bring)
+    @L.device
+    def bring_x(s, maps, row0, step):
+        x, x_scales = maps
+        of_stages.rows(s * stage, x, row0, step * BK, s)
+        at = scales_at + s * (4 * bm)
+        L.tma_load_2d(L.dynamic_shared(L.u8, 0), at, x_scales, (step, row0), of_stages.full(), s)
+
+    load = loader(of_stages, of_tiles, BK, stages, bring_w, bring_x)
 
     @L.kernel(launch_bounds=(threads_of(bm), 1))
     def kernel(
@@ -104,7 +107,7 @@ def wgmma_fp8(
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
-                load((x, w, x_scales), m, n, k)
+                load(w, (x, x_scales), m, n, k)
         else:
             multiplying()
             tiles, of_rows = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.f32, scales_at)

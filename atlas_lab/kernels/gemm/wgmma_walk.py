@@ -50,21 +50,36 @@ def walk(bm: int, bn: int, raster: int, cluster: int) -> Walk:
 
 
 @functools.cache
-def loader(ring: Ring, walk: Walk, per_row: int, bring: L.DeviceFunction):
-    """A device function of the loading thread, `(maps, m, n, k)`: fills the ring, stage by stage, for every tile that
-    is this block's, by `bring(s, maps, row0, col0, step)`; `per_row` elements of K are a stage."""
+def loader(ring: Ring, walk: Walk, per_row: int, stages: int, bring_w: L.DeviceFunction, bring_x: L.DeviceFunction):
+    """A device function of the loading thread, `(w_maps, x_maps, m, n, k)`: fills the ring, stage by stage, for every
+    tile that is this block's, by `bring_w(s, w_maps, col0, step)` and `bring_x(s, x_maps, row0, step)`; `per_row`
+    elements of K are a stage.
+
+    It waits for the launch before (`grid_wait`) once the first round of stages has its part of W, which nothing writes.
+    """
 
     @L.device
-    def run(maps, m, n, k):
-        s, phase = L.i32(0), L.u32(0)
+    def run(w_maps, x_maps, m, n, k):
         steps = L.i32((k + per_row - 1) // per_row)
         i, count = walk.first(), walk.count(m, n)
+        row0, col0 = walk.at(i, m, n)
+        start = min(steps, L.i32(stages))
+        for s in range(start):
+            ring.fill(L.i32(s), L.u32(0))
+            bring_w(s, w_maps, col0, s)
+        L.grid_wait()
+        for s in range(start):
+            bring_x(s, x_maps, row0, s)
+        around = start == stages
+        s, phase = (L.i32(0) if around else L.i32(start)), (L.u32(1) if around else L.u32(0))
         while i < count:
             row0, col0 = walk.at(i, m, n)
-            for step in range(steps):
+            for step in range(start, steps):
                 ring.fill(s, phase)
-                bring(s, maps, row0, col0, step)
+                bring_w(s, w_maps, col0, step)
+                bring_x(s, x_maps, row0, step)
                 s, phase = ring.after(s, phase)
+            start = L.i32(0)
             i = walk.after(i)
         ring.drain(s, phase)
 

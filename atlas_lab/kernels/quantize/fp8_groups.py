@@ -14,8 +14,10 @@ def quantize_fp8_groups(x: L.In[L.bf16], codes: L.Out[L.e4m3], scales: L.Out[L.f
     """x BF16 `[m, k]` to codes E4M3 `[m, k]` and scales F32 `[ceil(k/128), m]`, rows of which lie `pitch` apart; k a
     multiple of 8. Block (i, g) makes group g of 16 rows from 16·i.
 
-    A scale is max|x| / 448, 1 where that is 0; a code x / scale to nearest even, clamped to ±448. True divisions.
+    A scale is max|x| / 448, 1 where that is 0; a code x / scale to nearest even, clamped to ±448. True divisions. A
+    dependent launch may start at once.
     """
+    L.grid_launch_dependents()
     lane = L.i32(cuda.threadIdx.x) % LANES
     row = L.i32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // LANES)
     group = L.i32(cuda.blockIdx.y)
