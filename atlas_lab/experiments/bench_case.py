@@ -28,7 +28,8 @@ class BenchCase:
     """`arm` on a weight `[n, k]` stored in `format`, for `m` rows. `peer` is what one would use instead; `of_peer` and
     `of_floor` are the least speeds relative to the peer and to reading the same bytes, `of_one_row` the least relative
     to the same arm and weight at M=1, or to 1.4 floors where those take longer (0: none). `used` says which
-    projections of which models have this shape."""
+    projections of which models have this shape. `again`: the suite has the same case beside another peer, and this one
+    is named by its own."""
 
     arm: str
     format: str
@@ -40,10 +41,11 @@ class BenchCase:
     of_floor: float = 0.0
     of_one_row: float = 0.0
     used: tuple[str, ...] = ()
+    again: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.arm} N={self.n} K={self.k} M={self.m}"
+        return f"{self.arm} N={self.n} K={self.k} M={self.m}" + f" against {self.peer}" * self.again
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -51,7 +53,7 @@ class BenchCase:
 
     @property
     def group(self) -> Hashable:
-        return (self.arm, self.format, self.n, self.k)
+        return (self.arm, self.format, self.n, self.k, self.again)
 
 
 @dataclass(frozen=True)

@@ -50,17 +50,17 @@ def test_q4_k_weights_that_cancel(arm: str, d: float, dmin: float, m: int, q: in
     assert found.ok, found.sentence
 
 
-@pytest.mark.parametrize("arm", ["nvfp4_mma", "nvfp4_mma_repacked"])
+@pytest.mark.parametrize(("arm", "m"), [("nvfp4_mma", 3), ("nvfp4_mma_repacked", 3), ("nvfp4_wgmma", 17)])
 @pytest.mark.parametrize(("form", "scale"), [("nvfp4", 2e36), ("nvfp4_ct", 1e-37)])
-def test_tensor_scales_near_the_ends_of_float32(arm: str, form: str, scale: float, monkeypatch) -> None:
+def test_tensor_scales_near_the_ends_of_float32(arm: str, m: int, form: str, scale: float, monkeypatch) -> None:
     def spoil(name: str, a: np.ndarray) -> np.ndarray:
         return np.full(a.shape, scale, np.float32) if name.endswith("global_scale") else a
 
-    found = parity(monkeypatch, Case(arm, ("ffn.up",), 3, 16, 256, form), spoil, x_times=2.0**-100)
+    found = parity(monkeypatch, Case(arm, ("ffn.up",), m, 16, 256, form), spoil, x_times=2.0**-100)
     assert found.ok, found.sentence
 
 
-@pytest.mark.parametrize("arm", ["nvfp4_gemv", "nvfp4_mma", "nvfp4_mma_repacked"])
+@pytest.mark.parametrize("arm", ["nvfp4_gemv", "nvfp4_mma", "nvfp4_mma_repacked", "nvfp4_wgmma"])
 def test_every_block_scale_and_the_code_of_minus_zero(arm: str, monkeypatch) -> None:
     def spoil(name: str, a: np.ndarray) -> np.ndarray:
         if name.endswith(".scale"):  # 0, the denormals 1 to 7, and on
@@ -70,7 +70,7 @@ def test_every_block_scale_and_the_code_of_minus_zero(arm: str, monkeypatch) -> 
             a[:, ::3] = 0x88
         return a
 
-    for m in (1, 3, 13):
+    for m in (1, 3, 13, 17):
         if m in ARMS[arm].rows:
             found = parity(monkeypatch, Case(arm, ("ffn.up",), m, 40, 1280, "nvfp4"), spoil)
             assert found.ok, found.sentence

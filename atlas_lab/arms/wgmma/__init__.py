@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from atlas_lab.arms.wgmma.bf16 import Bf16Wgmma
 from atlas_lab.arms.wgmma.fp8 import Fp8WgmmaW8A8
+from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma
 
-__all__ = ["Bf16Wgmma", "Fp8WgmmaW8A8"]
+__all__ = ["Bf16Wgmma", "Fp8WgmmaW8A8", "Nvfp4Wgmma"]

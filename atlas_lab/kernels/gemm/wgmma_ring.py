@@ -19,7 +19,7 @@ GROUP_ROWS = 64  # rows of a tile that one warpgroup multiplies
 GROUP_BYTES = GROUP_ROWS * ROW
 SHARED_LIMIT = 232448  # bytes a block may have, compute capability 9.0
 MOST_STAGES = 8
-LOADING, MULTIPLYING = 40, 232  # registers a thread of three warpgroups
+REGISTERS = {2: (40, 232), 3: (32, 160)}  # a thread that loads, that multiplies, by warpgroups that multiply: 65536
 BARS = 16  # bytes of a stage's two mbarriers
 
 
@@ -30,18 +30,19 @@ def threads_of(bm: int) -> int:
 
 @functools.cache
 def roles(bm: int) -> tuple[L.DeviceFunction, L.DeviceFunction]:
-    """What warpgroups call first where they load and where they multiply: who has how many registers (of 65536)."""
+    """What warpgroups call first where they load and where they multiply: who has how many registers."""
     several = bm > GROUP_ROWS
+    few, many = REGISTERS.get(bm // GROUP_ROWS, (0, 0))
 
     @L.device
     def loading():
         if several:
-            L.setmaxnreg_dec(LOADING)
+            L.setmaxnreg_dec(few)
 
     @L.device
     def multiplying():
         if several:
-            L.setmaxnreg_inc(MULTIPLYING)
+            L.setmaxnreg_inc(many)
 
     return loading, multiplying
 
@@ -83,10 +84,11 @@ class Ring(NamedTuple):
 
 
 @functools.cache
-def ring(stages: int, expected: int, bars_at: int, bm: int, cluster: int) -> Ring:
-    """`expected` bytes come to each stage, for tiles of `bm` rows of x; the mbarriers lie from byte `bars_at`."""
+def ring(stages: int, expected: int, bars_at: int, bm: int, cluster: int, consumers: int = 0) -> Ring:
+    """`expected` bytes come to each stage, for tiles of `bm` rows of x; the mbarriers lie from byte `bars_at`.
+    `consumers`: warpgroups of a block that multiply, where they are not one for every 64 rows of x."""
     empty_at = bars_at + 8 * stages
-    warps = warps_of(bm, cluster)
+    warps = warps_of(GROUP_ROWS * consumers or bm, cluster)
     part = bm // cluster
     everyone = (1 << cluster) - 1
     load, load_for_all = L.tma_load_2d, L.tma_load(2, multicast=True)

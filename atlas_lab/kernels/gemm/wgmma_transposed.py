@@ -1,0 +1,56 @@
+"""How the accumulators of a transposed product (64 rows of W by bm rows of x) become rows of y."""
+
+from __future__ import annotations
+
+import functools
+
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemv.mma_lanes import LIFT
+
+SIDE = 16  # rows of x and columns of y that a warp turns at a time
+TURN_BYTES = 2 * SIDE * SIDE  # of a warp
+
+
+@functools.cache
+def transposed_storer(bm: int, out_at: int):
+    """A device function `(y, acc, warp, row, col, m, n, alpha)`: `warp` the number among those that consume, `row` and
+    `col` the first of its bm x 16 outputs, which are the sums times LIFT, then alpha. Its memory lies from byte
+    `out_at`, TURN_BYTES a warp. Raises ValueError for a bm that is no multiple of 16 and memory not so aligned.
+    """
+    if bm % SIDE:
+        raise ValueError(f"transposed_storer: found {bm} rows of x, expected a multiple of {SIDE}")
+    if out_at % SIDE:
+        raise ValueError(f"transposed_storer: found memory from byte {out_at}, expected a multiple of {SIDE}")
+
+    @L.device
+    def run(y, acc, warp, row, col, m, n, alpha):
+        out = L.dynamic_shared(L.u8, out_at)
+        lane = L.lane_id()
+        # 32 bytes a row of x, the 16-byte halves exchanged in rows 4 to 7 of 8: no two of 8 rows share a bank
+        r, h = (lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1
+        to = warp * TURN_BYTES + 32 * r + ((h ^ ((r >> 2) & 1)) << 4)
+        mine, half = lane >> 1, lane & 1
+        of = warp * TURN_BYTES + 32 * mine + ((half ^ ((mine >> 2) & 1)) << 4)
+        column = col + 8 * half
+        for c in L.unroll(bm // SIDE):
+            words = ()
+            for j in L.unroll(4):
+                at = 8 * c + 2 * j
+                low = L.mul_rn(L.mul_rn(acc[at], L.f32(LIFT)), alpha)
+                high = L.mul_rn(L.mul_rn(acc[at + 1], L.f32(LIFT)), alpha)
+                words = words + (L.bf16x2(low, high),)
+            L.stmatrix_x4_trans(out, to, words)
+            L.cuda.syncwarp()
+            v = L.lds_v4_b32(out, of)
+            L.cuda.syncwarp()
+            here = row + SIDE * c + mine
+            if here < m and column < n:
+                first = L.i64(here) * n + column
+                if n & 7 == 0:
+                    L.stg_v4_b32(y, first, v)
+                else:
+                    for j in L.unroll(8):
+                        if column + j < n:
+                            L.stg_b16(y, first + j, L.u32(v[j // 2] >> (16 * (j % 2))) & 0xFFFF)
+
+    return run
