@@ -61,7 +61,7 @@ def mma_int8(
         return even, L.badd2(w & LOW | magic, w & SIGN | (magic | 0x80008000))
 
     @L.device
-    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
+    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
         lane = L.lane_id()
         magic = opaque(MAGIC, k)
         for g in L.unroll(4):

@@ -59,7 +59,7 @@ def mma_q2_0(
         return out
 
     @L.device
-    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
+    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
         lane = L.lane_id()
         magic = opaque(MAGIC, k)
         parts = ()
