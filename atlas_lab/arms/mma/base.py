@@ -89,11 +89,8 @@ class Mma(Arm):
         """`way` is empty, `pair` or `gate`, each after `dependent` where the kernel waits."""
         pair, gate = "pair" in way, "gate" in way
         warps, depth, tiles, columns = self._launched(form, m, pair=pair, gate=gate)
-        cap = (
-            self.gate_caps[columns]
-            if gate
-            else self.caps[columns, tiles] + (self.apart if self.joined and not pair else 0)
-        )
+        apart = self.apart if self.joined and not pair else 0
+        cap = self.gate_caps[columns] if gate else self.cap(columns, tiles, variant) + apart
         more = {"joined": self.joined and not pair, "pair": pair, "gate": gate, "dependent": "dependent" in way}
         return type(self).family(
             warps=warps,
@@ -134,6 +131,10 @@ class Mma(Arm):
         return warps, wide_depth, 2 if pair else 1 if gate else wide_tiles, 2
 
     # what a format says
+
+    def cap(self, columns: int, tiles: int, variant: Mapping[str, Any]) -> int:
+        """Registers a thread of a kernel."""
+        return self.caps[columns, tiles]
 
     def fits(self, p: Projection) -> Verdict:
         """Whether one projection's weight can be read."""

@@ -75,6 +75,10 @@ class Q2Mma(Mma):
     tolerance = rounded(lambda k: 8 + ascending(mma_q2_0.SPAN, 1, 4, 8)(k), 2)
     reduction_class = class_t("units of 128", promotion=64)
 
+    def cap(self, columns: int, tiles: int, variant: Mapping[str, Any]) -> int:
+        # two scales a row and unit take more
+        return 104 if (columns, tiles, variant["group"]) == (2, 2, 64) else super().cap(columns, tiles, variant)
+
     def fits(self, p: Projection) -> Verdict:
         return can_repack_q2_0(p)
 
