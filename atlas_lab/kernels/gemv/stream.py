@@ -88,8 +88,8 @@ def stream(
     depth: int,
     tiles: int,
     columns: int,
-    joined: bool,
-    pair: bool,
+    joined: bool = False,
+    pair: bool = False,
     dependent: bool = False,
 ):
     """A device function `(args, x, y, m, n, k, first, second, kind, full)`: all that the kernel does."""
