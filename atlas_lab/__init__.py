@@ -23,7 +23,8 @@ _HOMES = {
     "core.resolve": ("resolve",),
     "core.rows": ("Rows", "rows", "rows_from"),
     "core.target": ("Target",),
-    "core.tensor": ("Tensor", "TensorMap"),
+    "core.tensor": ("Tensor",),
+    "core.tensor_map": ("TensorMap",),
     "core.tuning": ("Setting", "chosen", "setting"),
     "core.verdict": ("Verdict", "no", "yes"),
 }
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from atlas_lab.core.rows import rows_from as rows_from
     from atlas_lab.core.target import Target as Target
     from atlas_lab.core.tensor import Tensor as Tensor
-    from atlas_lab.core.tensor import TensorMap as TensorMap
+    from atlas_lab.core.tensor_map import TensorMap as TensorMap
     from atlas_lab.core.tuning import Setting as Setting
     from atlas_lab.core.tuning import chosen as chosen
     from atlas_lab.core.tuning import setting as setting

@@ -12,6 +12,7 @@ from atlas_lab.arms.mma import Bf16Mma, Fp8Mma, Fp8RowMma, Int8Mma, Nvfp4Mma, Nv
 from atlas_lab.arms.nvfp4 import Nvfp4Gemm, Nvfp4Gemv, Nvfp4Gemv64
 from atlas_lab.arms.q2_0 import Q2Gemv
 from atlas_lab.arms.q4_k import Q4KGemv
+from atlas_lab.arms.wgmma import Bf16Wgmma, Fp8WgmmaW8A8
 from atlas_lab.checkpoint.gemma import GEMMA
 from atlas_lab.checkpoint.qwen35 import QWEN35
 from atlas_lab.checkpoint.transformer import LLAMA, QWEN3
@@ -24,8 +25,8 @@ from atlas_lab.formats import FORMATS, Format
 @hookimpl  # type: ignore[untyped-decorator]
 def atlas_arms() -> list[Arm]:
     return [
-        *(Bf16Gemv(), Bf16Mma("bf16_mma"), Bf16Gemm()),
-        *(Fp8Gemv(), Fp8RowGemv(), Fp8Mma("fp8_mma"), Fp8RowMma("fp8_row_mma"), Fp8Gemm()),
+        *(Bf16Gemv(), Bf16Mma("bf16_mma"), Bf16Wgmma(), Bf16Gemm()),
+        *(Fp8Gemv(), Fp8RowGemv(), Fp8Mma("fp8_mma"), Fp8RowMma("fp8_row_mma"), Fp8WgmmaW8A8(), Fp8Gemm()),
         *(Nvfp4Gemv(), Nvfp4Gemv64(), Nvfp4Mma("nvfp4_mma"), Nvfp4MmaRepacked("nvfp4_mma_repacked"), Nvfp4Gemm()),
         *(Q4KGemv(), Q4KMma("q4k_mma"), Q2Gemv(), Q2Mma("q2_mma"), Int8Gemv(), Int8Mma("int8_mma")),
         # two or three projections in one launch: where an order or a pin names them

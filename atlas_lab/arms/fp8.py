@@ -26,13 +26,13 @@ SCALES = {"f32": L.f32, "bf16": L.bf16}
 KEYS = {BLOCK_128: "blocks", PER_TENSOR: "tensor"}
 
 
-def _weight(c: Call) -> tuple[Fields, tuple[int, int]]:
+def weight_of(c: Call) -> tuple[Fields, tuple[int, int]]:
     """The stored tensors, and how many scales lie between blocks of 128 rows and of 128 K."""
     ((key, w),) = c.weights.items()
     return w, (-(-c.k // 128), 1) if key == "blocks" else (0, 0)
 
 
-class _OverFp8(Arm):
+class OverFp8(Arm):
     """What the arms share: any role, a grid of scales, nothing copied."""
 
     roles = ("*",)
@@ -54,7 +54,7 @@ class _OverFp8(Arm):
         return [Bind(p.weight, key=KEYS[p.weight.geometry])]
 
 
-class Fp8Gemv(_OverFp8):
+class Fp8Gemv(OverFp8):
     """Weights E4M3 `[N, K]` and their block scales as stored, each byte read once for up to three rows of x, which stay
     BF16 (W8A16); FP32 sums on CUDA cores."""
 
@@ -72,7 +72,7 @@ class Fp8Gemv(_OverFp8):
     reduction_class = ReductionClass("fma.f32", f"lane 16 of 512, then a butterfly, {CUTS}", promotion=16)
 
     def lower(self, c: Call) -> list[Launch]:
-        w, steps = _weight(c)
+        w, steps = weight_of(c)
         kernel = gemv_fp8_block(
             WARPS, ROWS, UNROLL, c.m, scale=SCALES[w.scale.dtype], stream=c.context.levers.stream_weights
         )
@@ -117,7 +117,7 @@ class Fp8RowGemv(Arm):
         return [one_pass(c, kernel, WARPS, ROWS, cuts, args, self.name)]
 
 
-class Fp8Gemm(_OverFp8):
+class Fp8Gemm(OverFp8):
     """Weights E4M3 `[N, K]` and their block scales as stored, made BF16 in registers, exactly (W8A16); tensor cores
     (mma.sync); sums over 128 of K are scaled and added in FP32; any M, N and K."""
 
@@ -135,7 +135,7 @@ class Fp8Gemm(_OverFp8):
     reduction_class = ReductionClass("mma.m16n8k16.bf16", "K permuted inside 16", promotion=128)
 
     def lower(self, c: Call) -> list[Launch]:
-        w, steps = _weight(c)
+        w, steps = weight_of(c)
         ragged = c.k % 16 != 0 or c.n % 2 != 0
         tile = RAGGED if ragged else tile_for(c.m, c.n, c.context.target.sms)
         vectors = {"x_vector": 2, "w_vector": 1, "pairs": False} if ragged else {}

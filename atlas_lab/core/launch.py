@@ -9,10 +9,12 @@ from typing import Any
 
 from atlas_lab.core.call import Operand
 from atlas_lab.core.target import PIPES
-from atlas_lab.core.tensor import Tensor, TensorMap
+from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.kernels.lang import Kernel, Scalar, grid_wait
 from atlas_lab.kernels.lang.types import FloatScalar
 
+CLUSTER_LIMIT = 8  # blocks that every device with clusters can run as one
 Dims = int | tuple[int, ...]
 Argument = Tensor | TensorMap | int | float
 
@@ -40,6 +42,7 @@ def _fits(value: int | float, dtype: Scalar) -> bool:
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch: `grid` in blocks, `block` in threads, `shared` dynamic bytes, `args` in parameter order.
+    `cluster`: how many blocks run together, by dimension; the grid is a multiple of it.
 
     An `Operand` among the arguments stands for its values. `pipe` is the math unit that does the work (`fma`,
     `mma_bf16`, …) and `flops` how much, for the roofline. `pdl` lets it start before the launch before it in the
@@ -72,7 +75,11 @@ class Launch:
             raise LaunchError(f"launch of {name}: found {len(self.args)} arguments, expected {len(params)}")
         for a, p in zip(self.args, params, strict=True):
             if p.mode:
-                found = a.view.dtype if isinstance(a, TensorMap) else getattr(a, "dtype", type(a).__name__)
+                found = getattr(a, "dtype", type(a).__name__)
+                if isinstance(a, TensorMap) is not (p.abi == "map"):
+                    kinds = ("a tensor map", "a tensor") if p.abi == "map" else ("a tensor", "a tensor map")
+                    other = kinds[1] if isinstance(a, Tensor | TensorMap) else found
+                    raise LaunchError(f"launch of {name}: argument {p.name!r} is {other}, expected {kinds[0]}")
                 if found != p.dtype.name:
                     raise LaunchError(f"launch of {name}: argument {p.name!r} is {found}, expected {p.dtype}")
             elif not isinstance(a, int | float):
@@ -81,6 +88,7 @@ class Launch:
                 raise LaunchError(f"launch of {name}: argument {p.name!r} is {a}, expected {p.dtype}")
         if min(*dims(self.grid), *dims(self.block)) < 1:
             raise LaunchError(f"launch of {name}: found grid {self.grid}, block {self.block}, expected 1 or more")
+        self._check_cluster(name)
         if self.shared < 0:
             raise LaunchError(f"launch of {name}: found {self.shared} bytes of shared memory, expected 0 or more")
         if self.pipe not in PIPES:
@@ -91,6 +99,13 @@ class Launch:
         most = bounds[0] if isinstance(bounds, tuple) else bounds
         if most is not None and self.threads > most:
             raise LaunchError(f"launch of {name}: found {self.threads} threads a block, its launch bounds allow {most}")
+
+    def _check_cluster(self, name: str) -> None:
+        cluster = dims(self.cluster)
+        if min(cluster) < 1 or prod(cluster) > CLUSTER_LIMIT:
+            raise LaunchError(f"launch of {name}: found cluster {cluster}, expected 1 to {CLUSTER_LIMIT} blocks")
+        if any(g % c for g, c in zip(dims(self.grid), cluster, strict=True)):
+            raise LaunchError(f"launch of {name}: found grid {self.grid}, expected a multiple of cluster {cluster}")
 
     @property
     def threads(self) -> int:

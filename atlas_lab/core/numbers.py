@@ -22,6 +22,7 @@ ACCUMULATORS: dict[str, float] = {
     "f32": 2.0**-24,
     "mma_bf16": _measured(lang.mma_m16n8k16_bf16),
     "mma_f16": _measured(lang.mma_m16n8k16_f16),
+    "mma_e4m3": _measured(lang.mma_m16n8k32_e4m3),
 }
 OUTPUTS: dict[str, float] = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 

@@ -80,18 +80,3 @@ class Tensor:
     def __str__(self) -> str:
         inner = ", ".join(map(str, self.shape))
         return f"{self.name or 'tensor'}: {self.dtype}[{inner}]"
-
-
-@dataclass(frozen=True)
-class TensorMap:
-    """A launch argument that becomes a tensor map of the TMA unit: a two-dimensional view, the box one copy
-    moves, and the swizzle of shared memory in bytes (0, 32, 64, 128)."""
-
-    view: Tensor
-    box: tuple[int, int]
-    swizzle: int = 0
-
-    def __post_init__(self) -> None:
-        if self.swizzle not in (0, 32, 64, 128):
-            found = f"found swizzle {self.swizzle}, expected 0, 32, 64 or 128"
-            raise ValueError(f"tensor map of {self.view.name!r}: {found}")

@@ -22,8 +22,9 @@ class Products:
         self._known: dict[tuple[object, ...], np.ndarray] = {}
 
     def of(self, weight: Stored, x: np.ndarray) -> np.ndarray:
-        """float64 `[M, N]`. Weights of one format and shape are one weight here, and so are x of as many rows."""
-        key = (weight.format, weight.n, weight.k, x.shape[0])
+        """float64 `[M, N]`. Weights of one format and shape are one weight here, and so are x of as many rows and one
+        dtype."""
+        key = (weight.format, weight.n, weight.k, x.shape[0], x.dtype)
         if key not in self._known:
             while len(self._known) >= self.MOST:
                 del self._known[next(iter(self._known))]

@@ -140,7 +140,7 @@ class Projections:
             blocks = {t.name: [float(s) * 1e6 for s in found.blocks(t.name)] for t in timed}
             fill(cell, step, blocks, device.target, seed)
             if peer is not None:
-                exact = self.with_.products.of(stored, x)
+                exact = self.with_.products.of(stored, x if peer.x is None else peer.x)
                 cell.peer = bench_peer.result(peer, exact, blocks[PEER], blocks[OURS], seed)
             cell.must = musts(case, cell)
 

@@ -38,7 +38,7 @@ class Stored:
 class Peer:
     """A peer on the device. `version` is of its package, `weights` the format of those it reads, `kernels` what one
     call launches ([] and `reason` where that is not known), `output` its result for the first of the rotated weights,
-    float64 `[M, N]`."""
+    float64 `[M, N]`; `x` the activations that it multiplied, float64 `[M, K]`, where they are not the BF16 ones."""
 
     name: str
     version: str
@@ -47,6 +47,7 @@ class Peer:
     output: np.ndarray
     kernels: tuple[str, ...] = ()
     reason: str = ""
+    x: np.ndarray | None = None
 
 
 def cuda() -> Any:
@@ -61,7 +62,13 @@ def upload(torch: Any, a: np.ndarray, dtype: str = "bfloat16") -> Any:
 
 
 def graph_of(
-    name: str, version: str, stored: Stored, calls: Sequence[Callable[[], Any]], m: int, keep: tuple[Any, ...]
+    name: str,
+    version: str,
+    stored: Stored,
+    calls: Sequence[Callable[[], Any]],
+    m: int,
+    keep: tuple[Any, ...],
+    x: np.ndarray | None = None,
 ) -> Peer:
     """A peer of `calls`, one for each set of weights, for `m` rows: run, captured, its output and kernels read."""
     torch = cuda()
@@ -86,7 +93,7 @@ def graph_of(
     output = calls[0]().float().cpu().numpy().astype(np.float64).reshape(m, stored.n)
     kernels, reason = _kernels(torch, calls[0])
     timed = Timed(name, replay, repeats * len(calls), stream, keep=(graph, *keep))
-    return Peer(name, version, stored.format, timed, output, kernels, reason)
+    return Peer(name, version, stored.format, timed, output, kernels, reason, x)
 
 
 def _kernels(torch: Any, run: Callable[[], Any]) -> tuple[tuple[str, ...], str]:

@@ -18,6 +18,7 @@ from atlas_lab.core.route import Assignment, Route
 from atlas_lab.core.rows import Rows
 from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.core.tuned_file import shipped_table
 from atlas_lab.experiments.config import Loaded, Variant
 from atlas_lab.experiments.errors import ConfigError
@@ -134,13 +135,17 @@ def same_route(a: Step, b: Step) -> bool:
         return (s.assignment.arm, s.assignment.version, s.roles, formats, s.call.context.levers.graph)
 
     def runs(s: Step) -> object:
-        return [(x.kernel, x.grid, x.block, x.shared, [_shape(a) for a in x.args]) for x in s.program.launches]
+        return [
+            (x.kernel, x.grid, x.block, x.cluster, x.shared, [_shape(a) for a in x.args]) for x in s.program.launches
+        ]
 
     return reads(a) == reads(b) and runs(a) == runs(b)
 
 
 def _shape(a: object) -> object:
     """A launch argument without the name of its buffer."""
+    if isinstance(a, TensorMap):
+        return _shape(a.view), a.box, a.swizzle, a.promotion
     return (a.dtype, a.shape, a.strides, a.offset) if isinstance(a, Tensor) else a
 
 

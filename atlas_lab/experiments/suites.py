@@ -9,6 +9,7 @@ from atlas_lab.core.levers import nearest
 from atlas_lab.experiments.bench_case import BenchCase, Case
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.suite_decode import decode
+from atlas_lab.experiments.suite_prefill import prefill
 
 # The FFN of a 27B model: gate and up are [17408, 5120], down is [5120, 17408].
 WIDE, TALL = (17408, 5120), (5120, 17408)
@@ -26,7 +27,12 @@ def _foundation() -> tuple[BenchCase, ...]:
 
 
 # `load` measures no arm: `bench_load` makes its one case.
-SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {"foundation": _foundation, "decode": decode, "load": tuple}
+SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {
+    "foundation": _foundation,
+    "decode": decode,
+    "prefill": prefill,
+    "load": tuple,
+}
 
 
 def suite(name: str, only: str = "") -> tuple[Case, ...]:

@@ -2,9 +2,9 @@
 
 Every setting is judged at full size against float64 of the arm's own arithmetic (`tune_weights`); an arm that is exact
 to another is judged bit for bit against the model's first setting, and that one by parity with the other arm on a small
-weight. Settings may sum in other orders: each has
-the arm's tolerance. What is best is the least geometric mean, over M of 1 and 16 where the arm serves them, of the time
-over that of the read kernel; whatever is within a hundredth of it counts as equal, and the model's first of those wins.
+weight. Settings may sum in other orders: each has the arm's tolerance. What is best is the least geometric mean, over M
+of 1 and 16 where the arm serves them (else 64), of the time over that of the read kernel; whatever is within a
+hundredth of it counts as equal, and the model's first of those wins.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ TOP = 8
 EQUAL = 1.01
 READ = "read"
 ROWS = (1, 16)
+PREFILL_ROWS = (64,)  # of arms that serve neither
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,9 @@ def _settings(tuner: Tuner, job: Job, cell: TuneCell) -> list[Setting]:
 
 
 def rows_of(job: Job) -> list[int]:
-    """The row counts that are timed: 1 and 16, or the arm's first where it serves neither."""
-    return [m for m in ROWS if m in job.arm.rows] or [job.arm.rows.first]
+    """The row counts that are timed: 1 and 16, or 64, or the arm's first where it serves none of these."""
+    few = [m for m in ROWS if m in job.arm.rows]
+    return few or [m for m in PREFILL_ROWS if m in job.arm.rows] or [job.arm.rows.first]
 
 
 def _plan(tuner: Tuner, job: Job, site: Site, table: Table) -> VariantPlan:

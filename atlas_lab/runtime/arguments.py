@@ -1,4 +1,7 @@
-"""Kernel arguments as the driver takes them: one little-endian value a parameter, packed once at binding."""
+"""Kernel arguments as the driver takes them: one little-endian value a parameter, packed once at binding.
+
+A tensor map is 128 bytes by value.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from atlas_lab.kernels.lang.types import Parameter
-from atlas_lab.runtime.bind import Place
+from atlas_lab.runtime.bind import MapPlace, Place
+from atlas_lab.runtime.tensor_map import encode
 
-SLOT = 16  # bytes from one value to the next: more than any value's size and alignment
+SLOT = 64  # bytes: values start at multiples of it, which are as aligned as any of them must be
 
 
 def values(params: Sequence[Parameter], arguments: Sequence[Place | int | float]) -> tuple[Any, ...]:
-    """NumPy scalars in the order of the compiled kernel's own parameters.
+    """NumPy scalars, and arrays of tensor maps, in the order of the compiled kernel's own parameters.
 
     A pointer is one 8-byte address. A wrapped dispatcher's array is Numba's flattened one of one dimension: two
     nulls, elements, bytes an element, address, extent, stride in bytes.
@@ -23,6 +27,9 @@ def values(params: Sequence[Parameter], arguments: Sequence[Place | int | float]
     for p, a in zip(params, arguments, strict=True):
         if not isinstance(a, Place):
             out.append(p.dtype.numpy.type(a))
+            continue
+        if isinstance(a, MapPlace):
+            out.append(encode(a, p))
             continue
         address = np.int64(a.buffer.memory + a.offset)
         if p.abi == "array":
@@ -40,12 +47,15 @@ class Packed:
     """
 
     def __init__(self, scalars: Sequence[Any]) -> None:
-        self._values = np.zeros((max(len(scalars), 1), SLOT), np.uint8)
-        for slot, v in zip(self._values, scalars, strict=False):
-            raw = np.asarray(v).reshape(1).view(np.uint8)
-            slot[: raw.size] = raw
+        raw = [np.asarray(v).reshape(-1).view(np.uint8) for v in scalars]
+        slots = [max(-(-r.size // SLOT), 1) for r in raw]
+        memory = np.zeros((sum(slots) + 1) * SLOT, np.uint8)
+        self._values = memory[-memory.ctypes.data % SLOT :]
         base = self._values.ctypes.data
-        self._pointers = np.array([base + SLOT * i for i in range(len(self._values))], np.uint64)
+        places = [SLOT * sum(slots[:i]) for i in range(len(raw))]
+        for at, r in zip(places, raw, strict=True):
+            self._values[at : at + r.size] = r
+        self._pointers = np.array([base + at for at in places] or [base], np.uint64)
         self.address = int(self._pointers.ctypes.data)
 
     def __bytes__(self) -> bytes:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from atlas_lab.core.launch import Launch, Program, dims
-from atlas_lab.core.tensor import Tensor, TensorMap, reach
+from atlas_lab.core.tensor import Tensor, reach
+from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.formats.dtypes import dtype
 from atlas_lab.kernels.lang.types import FloatScalar, Parameter, StorageScalar
 from atlas_lab.runtime.device import Buffer, Device
@@ -43,6 +44,13 @@ class Place:
     buffer: Buffer
     offset: int
     elements: int
+
+
+@dataclass(frozen=True)
+class MapPlace(Place):
+    """A tensor map argument: `offset` is where its view starts."""
+
+    map: TensorMap
 
 
 @dataclass(frozen=True)
@@ -105,12 +113,13 @@ def resolve(program: Program, buffers: Mapping[str, Buffer], device: Device) -> 
     out = []
     for launch in program.launches:
         where = f"program {program.name}: {title(launch)}"
-        for attribute, asked in (
-            ("clusters", dims(launch.cluster) != (1, 1, 1)),
-            ("cooperative launches", launch.cooperative),
-        ):
-            if asked:
-                raise BindError(f"{where} asks for {attribute}, which are not supported yet")
+        if launch.cooperative:
+            raise BindError(f"{where} asks for cooperative launches, which are not supported yet")
+        hopper = launch.cluster != (1, 1, 1) or any(p.abi == "map" for p in launch.kernel.params)
+        if hopper and device.target.capability < (9, 0):
+            raise BindError(
+                f"{where} asks for clusters or tensor maps: found {device.target.arch}, expected sm_90 or later"
+            )
         arguments = tuple(
             _argument(a, p, buffers, device, where) for a, p in zip(launch.args, launch.kernel.params, strict=True)
         )
@@ -120,7 +129,8 @@ def resolve(program: Program, buffers: Mapping[str, Buffer], device: Device) -> 
 
 def _argument(a: Any, p: Parameter, buffers: Mapping[str, Buffer], device: Device, where: str) -> Place | int | float:
     if isinstance(a, TensorMap):
-        raise BindError(f"{where}: argument {p.name!r} is a tensor map, which is not supported yet")
+        where = f"{where}: argument {p.name!r}"
+        return MapPlace(_find(a.view, buffers, device, where), a.view.offset, a.view.elements, a)
     if not isinstance(a, Tensor):
         return number(a, p, where)
     where = f"{where}: argument {p.name!r}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from atlas_lab.core.launch import Program, dims
 from atlas_lab.core.target import Target
-from atlas_lab.runtime.bind import Bound, Launched, Place, Resolved, planned, resolve
+from atlas_lab.runtime.bind import Bound, Launched, MapPlace, Place, Resolved, planned, resolve
 from atlas_lab.runtime.device import Buffer, Device
 from atlas_lab.runtime.errors import BindError
 from atlas_lab.runtime.overlap import InFlight
@@ -98,6 +98,7 @@ class InterpreterBound(Bound):
                     x.launch.kernel,
                     grid=dims(x.launch.grid),
                     block=dims(x.launch.block),
+                    cluster=dims(x.launch.cluster),
                     args=[_argument(a, self.program.name) for a in x.arguments],
                     shared_bytes=x.launch.shared,
                     seed=self.device.seed,
@@ -115,4 +116,4 @@ def _argument(a: Place | int | float, program: str) -> Any:
         return a
     if not a.buffer.live:
         raise BindError(f"program {program}: buffer {a.buffer.name!r} was freed after binding")
-    return (a.buffer.memory, a.offset)
+    return (a.buffer.memory, a.map if isinstance(a, MapPlace) else a.offset)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from atlas_lab.core.launch import dims
 from atlas_lab.runtime.arguments import Packed, values
-from atlas_lab.runtime.bind import Launched, Resolved
+from atlas_lab.runtime.bind import Launched, MapPlace, Resolved
 from atlas_lab.runtime.cubin import DeviceKernel
 from atlas_lab.runtime.driver import bindings, check, core
 from atlas_lab.runtime.errors import BindError, DeviceError
@@ -27,7 +27,7 @@ class Launcher(Protocol):
 
 
 class PackedLauncher:
-    """cuLaunchKernel, or cuLaunchKernelEx for a dependent launch, with parameters packed once."""
+    """cuLaunchKernel, or cuLaunchKernelEx for a dependent launch or one with clusters, with parameters packed once."""
 
     def __init__(self, kernel: DeviceKernel, x: Resolved, stream: Any, where: str) -> None:
         self._where = where
@@ -35,8 +35,8 @@ class PackedLauncher:
         self._packed = Packed(values(x.launch.kernel.params, x.arguments))
         grid, block, shared = dims(x.launch.grid), dims(x.launch.block), x.launch.shared
         self.launched = Launched(kernel.entry, grid, block, shared)
-        if x.launch.pdl:
-            config = _dependent(self.launched, stream)
+        if x.launch.pdl or x.launch.cluster != (1, 1, 1):
+            config = _config(x, self.launched, stream)
             self._launch = partial(bindings().cuLaunchKernelEx, config, kernel.function, self._packed.address, 0)
         else:
             launch = bindings().cuLaunchKernel
@@ -50,17 +50,28 @@ class PackedLauncher:
         return self.launched
 
 
-def _dependent(x: Launched, stream: Any) -> Any:
-    """The CUlaunchConfig of a dependent launch; it owns its attributes."""
+def _config(x: Resolved, launched: Launched, stream: Any) -> Any:
+    """The CUlaunchConfig of a launch that is dependent or has clusters; it owns its attributes."""
     driver = bindings()
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
+    kinds = driver.CUlaunchAttributeID
+    attributes = []
+    if x.launch.pdl:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(attribute)
+    cluster = dims(x.launch.cluster)
+    if cluster != (1, 1, 1):
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        extents = attribute.value.clusterDim
+        extents.x, extents.y, extents.z = cluster
+        attributes.append(attribute)
     config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = x.grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = x.block
-    config.sharedMemBytes, config.hStream = x.shared, stream.handle
-    config.attrs, config.numAttrs = [attribute], 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = launched.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launched.block
+    config.sharedMemBytes, config.hStream = launched.shared, stream.handle
+    config.attrs, config.numAttrs = attributes, len(attributes)
     return config
 
 
@@ -71,11 +82,20 @@ class CoreLauncher:
         self._where = where
         grid, block, shared = dims(x.launch.grid), dims(x.launch.block), x.launch.shared
         self.launched = Launched(kernel.entry, grid, block, shared)
-        dependent = {"programmatic_stream_serialization": True} if x.launch.pdl else {}
+        # cuda.core counts the grid of a launch with clusters in clusters.
+        cluster = dims(x.launch.cluster)
+        more: dict[str, Any] = {"programmatic_stream_serialization": True} if x.launch.pdl else {}
+        if cluster != (1, 1, 1):
+            more["cluster"] = cluster
+            grid = dims(tuple(g // c for g, c in zip(grid, cluster, strict=True)))
+        if any(isinstance(a, MapPlace) for a in x.arguments):
+            raise BindError(
+                f"{where} has a tensor map: found the launcher 'core', expected 'packed', which passes them"
+            )
         try:
-            config = core().LaunchConfig(grid=grid, block=block, shmem_size=shared, **dependent)
+            config = core().LaunchConfig(grid=grid, block=block, shmem_size=shared, **more)
         except TypeError:
-            if not dependent:
+            if not x.launch.pdl:
                 raise
             raise BindError(
                 f"{where} is a dependent launch: found a cuda.core without them, expected the launcher 'packed'"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.runtime.bind import Place, Resolved, extent
 from atlas_lab.simt import Overlap, Span
 
@@ -34,6 +35,8 @@ class InFlight:
 
 def _spans(x: Resolved) -> Iterator[Span]:
     for p, t, a in zip(x.launch.kernel.params, x.launch.args, x.arguments, strict=True):
+        if isinstance(t, TensorMap):
+            t = t.view
         if isinstance(a, Place) and isinstance(t, Tensor):
             for writes in (True,) * p.writes + (False,) * p.reads:
                 yield Span(a.buffer.memory, a.offset, extent(t), writes, x.launch.kernel.entry)

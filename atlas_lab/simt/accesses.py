@@ -26,8 +26,8 @@ class Accesses:
     """The memory half of a thread."""
 
     __slots__ = (
-        "_acquirable", "_fenced", "_last", "_left", "_seen", "block", "greenlet", "index", "scheduler", "spinning",
-        "tid", "vc", "wait",
+        "_acquirable", "_fenced", "_last", "_left", "_seen", "block", "greenlet", "index", "proxy_fences",
+        "proxy_fences_global", "scheduler", "spinning", "tid", "vc", "wait",
     )  # fmt: skip
 
     def __init__(self, block: Block, tid: int, index: Coordinates) -> None:
@@ -41,6 +41,8 @@ class Accesses:
         self._last: Access | None = None
         self._seen: Any = None  # the last strong read: to see the same again is no progress
         self._acquirable: Knowledge | None = None  # what relaxed reads saw released, until a fence
+        self.proxy_fences: list[int] = []  # epochs that ended with one, for shared memory
+        self.proxy_fences_global: list[int] = []
         self._fenced: Knowledge | None = None  # what relaxed writes pass on: the state at the last fence
 
     @property

@@ -28,14 +28,17 @@ def merge(a: Knowledge | None, b: Knowledge | None) -> Knowledge:
 
 
 class Clocks:
-    """The knowledge of one block's threads. `rows[t][u]` is the last epoch of u that t knows."""
+    """The knowledge of one block's threads. `rows[t][u]` is the last epoch of u that t knows.
+
+    Beyond the threads there are columns of `agents`, whose epochs others count and who know nothing themselves.
+    """
 
     __slots__ = ("_diagonal", "_far", "_foreign", "_matrix", "rows", "serial")
 
-    def __init__(self, serial: int, threads: int) -> None:
+    def __init__(self, serial: int, threads: int, agents: int = 0) -> None:
         self.serial = serial
-        self._matrix: npt.NDArray[np.int32] = np.zeros((threads, threads), np.int32)
-        self._diagonal: Row = self._matrix.reshape(-1)[:: threads + 1]
+        self._matrix: npt.NDArray[np.int32] = np.zeros((threads, threads + agents), np.int32)
+        self._diagonal: Row = self._matrix.reshape(-1)[:: threads + agents + 1]
         self._diagonal[:] = 1
         self.rows = [memoryview(row) for row in self._matrix]
         self._foreign: list[Knowledge | None] = [None] * threads
@@ -63,6 +66,12 @@ class Clocks:
     def advance(self, who: slice | list[int]) -> None:
         """The threads' later accesses are not covered by what others learned so far."""
         self._diagonal[who] += 1
+
+    def only(self, column: int, epoch: int) -> Row:
+        """Knowledge of one epoch of one thread or agent."""
+        row = np.zeros(self._matrix.shape[1], np.int32)
+        row[column] = epoch
+        return row
 
     def release(self, thread: int) -> Knowledge:
         """What `thread` passes on by releasing now."""

@@ -84,5 +84,14 @@ class Unwaited(SimtError):
     """A dependent launch that touches what the launches before it may still use, or never waits for them."""
 
 
+class MbarrierError(SimtError):
+    """An mbarrier used before it is initialised, or with counts, bytes or a parity that cannot be."""
+
+
+class Unfenced(SimtError):
+    """Registers or memory that an asynchronous operation or another block uses, with no fence between their writing
+    and that."""
+
+
 class AsyncError(SimtError):
-    """An asynchronous copy that is malformed, or never committed."""
+    """An asynchronous copy or matrix product that is malformed, never committed or never waited for."""

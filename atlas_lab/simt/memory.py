@@ -13,6 +13,7 @@ from atlas_lab.kernels.lang.types import SCALARS, FloatScalar, Scalar
 
 if TYPE_CHECKING:
     from atlas_lab.simt.clocks import Knowledge
+    from atlas_lab.simt.mbarrier import Mbarrier
     from atlas_lab.simt.shadow import Shadow
 
 # Uninitialised bytes: a NaN in every floating-point format and -1 as an integer, so that a use shows.
@@ -24,10 +25,10 @@ class Memory:
 
     `gaps` marks initialised bytes with 1 and is None when all are. `shadow` remembers accesses where races are
     looked for. `sync` keeps, for each address, what a release there passes on. `watched` says that an access
-    has more to check than its address.
+    has more to check than its address. `mbarriers` are those in it, by byte offset.
     """
 
-    __slots__ = ("align", "bytes", "floats", "gaps", "name", "shadow", "size", "space", "sync", "watched")
+    __slots__ = ("align", "bytes", "floats", "gaps", "mbarriers", "name", "shadow", "size", "space", "sync", "watched")
 
     def __init__(self, name: str, size: int, space: str, align: int) -> None:
         self.name, self.size, self.space, self.align = name, size, space, align
@@ -38,6 +39,7 @@ class Memory:
         self.shadow: Shadow | None = None
         self.sync: dict[int, Knowledge] = {}
         self.watched = False
+        self.mbarriers: dict[int, Mbarrier] = {}
 
     def __str__(self) -> str:
         return f"{self.space} buffer {self.name!r}" if self.space == "global" else self.name

@@ -10,10 +10,10 @@ from typing import Literal
 class Options:
     """`checks`: initialisation, poison and races; addresses are always checked. `order`: threads run in program
     order, or in one drawn from the seed. `resident`: how many blocks live at a time; a block that waits for one
-    further away than that deadlocks, as on a full device. `late_async`: asynchronous copies land when they are
-    waited for, or ("random") at issue or at the wait. `step_limit`: calls of intrinsics that reach the thread, a
-    thread; a loop that calls none cannot be caught. `idle_rounds`: how often spinning threads look again while
-    nothing changes before that is a deadlock."""
+    further away than that deadlocks, as on a full device (whole clusters, one at least). `late_async`: asynchronous
+    copies land when they are waited for, or ("random") at issue or at the wait. `step_limit`: calls of intrinsics
+    that reach the thread, a thread; a loop that calls none cannot be caught. `idle_rounds`: how often spinning
+    threads look again while nothing changes before that is a deadlock."""
 
     checks: bool = True
     order: Literal["program", "random"] = "program"

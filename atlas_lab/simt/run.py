@@ -6,21 +6,26 @@ import contextvars
 import gc
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 
+from atlas_lab.core.tensor import reach
+from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.kernels.lang.kernel import Kernel
 from atlas_lab.kernels.lang.types import FloatScalar, Parameter, Pointer, StorageScalar
 from atlas_lab.simt.arrays import ArrayPointer
 from atlas_lab.simt.block import Block
 from atlas_lab.simt.buffer import Buffer
+from atlas_lab.simt.cluster import Cluster
 from atlas_lab.simt.dependent import Overlap, never_waited
 from atlas_lab.simt.errors import SimtError
 from atlas_lab.simt.options import Options, Stats
 from atlas_lab.simt.scheduler import Scheduler
 from atlas_lab.simt.shadow import Shadow
 from atlas_lab.simt.thread import Dim3
+from atlas_lab.simt.tiles import MapPointer
 
 MAX_THREADS = 1024
 
@@ -31,21 +36,26 @@ def run(
     grid: int | tuple[int, ...],
     block: int | tuple[int, ...],
     args: Sequence[Any],
+    cluster: int | tuple[int, ...] = 1,
     shared_bytes: int = 0,
     seed: int = 0,
     options: Options = Options(),
     overlap: Overlap | None = None,
 ) -> Stats:
     """Run `kernel` over `grid` blocks of `block` threads (each one to three extents) with `shared_bytes` of dynamic
-    shared memory.
+    shared memory; blocks of one `cluster` run together.
 
-    `args` follow the kernel's parameters: a `Buffer` or `(Buffer, byte offset)` for a pointer, a Python number for a
-    scalar. The same seed and options give the same run. `overlap` makes it a dependent launch. Raises a SimtError for a
-    kernel that cannot be interpreted, arguments that do not fit, and everything a kernel does wrong.
+    `args` follow the kernel's parameters: a `Buffer` or `(Buffer, byte offset)` for a pointer, `(Buffer, TensorMap)`
+    for a map, a Python number for a scalar. The same seed and options give the same run. `overlap` makes it a dependent
+    launch. Raises a SimtError for a kernel that cannot be interpreted, arguments that do not fit, and everything a
+    kernel does wrong.
     """
     started = time.perf_counter()
     extent = _extent(kernel, "block", block)
     blocks = _extent(kernel, "grid", grid)
+    together = _extent(kernel, "cluster", cluster)
+    if any(g % c for g, c in zip(blocks, together, strict=True)):
+        raise _fail(kernel, f"found grid {tuple(blocks)}, expected a multiple of cluster {tuple(together)}")
     _check_launch(kernel, extent, shared_bytes, options)
     values = _bind(kernel, args)
     written = [b for b, p in zip(_buffers(args), kernel.params, strict=True) if b is not None and p.writes]
@@ -53,7 +63,7 @@ def run(
     # Overflow, infinities and NaN are ordinary values on a GPU. NumPy keeps this in the context; greenlets share it.
     with np.errstate(all="ignore"):
         context = contextvars.copy_context()
-    scheduler = Scheduler(kernel, blocks, extent, values, shared_bytes, seed, options, context, overlap)
+    scheduler = Scheduler(kernel, blocks, extent, values, shared_bytes, seed, options, context, overlap, together)
     collecting = gc.isenabled()
     gc.disable()  # everything is let go of by reference counts; looking for cycles costs a sixth of the time
     try:
@@ -63,7 +73,7 @@ def run(
                 if overlap is not None:
                     b.shadow = overlap.shadow(b, b.shadow)
                 b.watched = b.shadow is not None or b.gaps is not None
-        scheduler.loop(_blocks(scheduler))
+        scheduler.loop(_clusters(scheduler))
         if overlap is not None and not overlap.waited:
             raise never_waited(kernel.entry)
     finally:
@@ -84,10 +94,16 @@ def run(
     )
 
 
-def _blocks(scheduler: Scheduler) -> Iterator[Block]:
-    g = scheduler.grid
-    for serial in range(g.x * g.y * g.z):
-        yield Block(scheduler, serial, (serial % g.x, serial // g.x % g.y, serial // (g.x * g.y)))
+def _clusters(scheduler: Scheduler) -> Iterator[Sequence[Block]]:
+    """The blocks of each cluster, by rank."""
+    g, c = scheduler.grid, scheduler.cluster
+    for first in product(range(0, g.z, c.z), range(0, g.y, c.y), range(0, g.x, c.x)):
+        blocks = []
+        for offset in product(range(c.z), range(c.y), range(c.x)):
+            z, y, x = (f + o for f, o in zip(first, offset, strict=True))
+            blocks.append(Block(scheduler, x + g.x * (y + g.y * z), (x, y, z)))
+        Cluster(blocks)
+        yield blocks
 
 
 def _fail(kernel: Kernel, text: str, buffer: str | None = None) -> SimtError:
@@ -133,7 +149,7 @@ def _bind(kernel: Kernel, args: Sequence[Any]) -> tuple[Any, ...]:
         names = ", ".join(p.name for p in kernel.params)
         raise _fail(kernel, f"found {len(args)} arguments, expected {len(kernel.params)}: {names}")
     return tuple(
-        _scalar(kernel, p, a) if p.abi == "scalar" else _pointer(kernel, p, a)
+        _scalar(kernel, p, a) if p.abi == "scalar" else _map(kernel, p, a) if p.abi == "map" else _pointer(kernel, p, a)
         for p, a in zip(kernel.params, args, strict=True)
     )
 
@@ -152,6 +168,23 @@ def _pointer(kernel: Kernel, p: Parameter, arg: Any) -> Pointer:
     if p.abi == "array":
         return ArrayPointer(buffer, offset, p.dtype, p.mode)
     return Pointer(buffer, offset, p.dtype, "global", p.mode)
+
+
+def _map(kernel: Kernel, p: Parameter, arg: Any) -> MapPointer:
+    buffer, tensor_map = arg if isinstance(arg, tuple) and len(arg) == 2 else (arg, None)
+    if not isinstance(buffer, Buffer) or not isinstance(tensor_map, TensorMap):
+        raise _fail(kernel, f"parameter {p.name!r}: found {arg!r}, expected (Buffer, TensorMap)")
+    view = tensor_map.view
+    if view.dtype != p.dtype.name:
+        raise _fail(kernel, f"parameter {p.name!r}: found a tensor map of {view}, expected {p.dtype}", buffer.name)
+    end = view.offset + (reach(view.shape, view.strides) + 1) * p.dtype.bytes
+    if end > buffer.size:
+        raise _fail(
+            kernel,
+            f"parameter {p.name!r}: found {view} up to byte {end} of {buffer}, expected at most {buffer.size}",
+            buffer.name,
+        )
+    return MapPointer(buffer, p.dtype, p.mode, tensor_map)
 
 
 def _scalar(kernel: Kernel, p: Parameter, arg: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from atlas_lab.kernels.lang.mbarrier import mbarrier_init
 from atlas_lab.simt.deadlock import report
 from atlas_lab.simt.source import Site
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from atlas_lab.simt.dependent import Overlap
     from atlas_lab.simt.options import Options
     from atlas_lab.simt.thread import Dim3, SimThread
+
+
+AGENTS = 32  # mbarriers of a block whose copies are told apart
 
 
 class Wait(Protocol):
@@ -73,9 +77,11 @@ class Scheduler:
         options: Options,
         context: Context,
         overlap: Overlap | None,
+        cluster: Dim3,
     ) -> None:
         self.kernel, self.grid, self.block, self.args, self.shared_bytes = kernel, grid, block, args, shared_bytes
-        self.options, self.context, self.overlap = options, context, overlap
+        self.options, self.context, self.overlap, self.cluster = options, context, overlap, cluster
+        self.agents = AGENTS if mbarrier_init in kernel.ops else 0  # a block
         self.entry_site: Site = (kernel.function.__code__, 0)
         self.collective: Site | None = None  # where the lanes met for whom an operation runs now
         self.hub = getcurrent()
@@ -132,16 +138,16 @@ class Scheduler:
         """The last thread of `block` exited."""
         self._retired.append(block)
 
-    def loop(self, blocks: Iterator[Block]) -> None:
-        """Run every block, a few of them at a time."""
+    def loop(self, clusters: Iterator[Sequence[Block]]) -> None:
+        """Run every block, a few clusters of them at a time."""
         try:
-            self._fill(blocks)
+            self._fill(clusters)
             idle, mark = 0, -1
             while self.resident:
                 while self.ready:
                     self.pick().greenlet.switch()  # type: ignore[union-attr]
                 if self._retired:
-                    self._fill(blocks)
+                    self._fill(clusters)
                     continue
                 if self._poll():
                     continue
@@ -161,25 +167,25 @@ class Scheduler:
     def _poll(self) -> bool:
         woken = [t for t in self.polling if t.wait is not None and t.wait.ready is not None and t.wait.ready()]
         if woken:
-            self.polling = [t for t in self.polling if t not in woken]
             self.wake(woken)
+            self.polling = [t for t in self.polling if t.wait is not None]
         return bool(woken)
 
-    def _fill(self, blocks: Iterator[Block]) -> None:
+    def _fill(self, clusters: Iterator[Sequence[Block]]) -> None:
         for block in self._retired:
             self.resident.remove(block)
             self.steps += sum(t.steps for t in block.threads)
             self.most_shared = max(self.most_shared, block.shared_used)
             block.drop()
         self._retired.clear()
-        while len(self.resident) < self.options.resident:
-            try:
-                block = next(blocks)
-            except StopIteration:
+        size = self.cluster.x * self.cluster.y * self.cluster.z
+        while not self.resident or len(self.resident) + size <= self.options.resident:
+            blocks = next(clusters, ())
+            if not blocks:
                 return
-            self.resident.append(block)
-            self.started += 1
-            for t in block.threads:
+            self.resident += blocks
+            self.started += len(blocks)
+            for t in (t for b in blocks for t in b.threads):
                 g = greenlet(functools.partial(t.run, self.kernel.function, self.args), self.hub)
                 g.gr_context = self.context
                 g.thread = t

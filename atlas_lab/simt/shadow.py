@@ -10,7 +10,7 @@ from itertools import repeat
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from atlas_lab.simt.errors import PoisonRead, Race, SimtError, Uninitialised
+from atlas_lab.simt.errors import MbarrierError, PoisonRead, Race, SimtError, Uninitialised
 from atlas_lab.simt.source import spell
 
 if TYPE_CHECKING:
@@ -18,22 +18,38 @@ if TYPE_CHECKING:
     from atlas_lab.simt.memory import Memory
 
 
+NEVER = 2**31 - 1  # an epoch that no thread reaches
+
+
 class Access:
     """One thread's accesses from one instruction in one epoch.
 
     `strong` accesses (atomic, volatile, acquire, release) do not race with one another. `pending` is the write or
     the read of an asynchronous copy that its thread has not waited for; waiting gives it the epoch of the wait.
+    `mbarrier`: what was written is one, and no data until it is invalidated.
     """
 
-    __slots__ = ("at", "clock", "code", "pending", "strong", "thread")
+    __slots__ = ("at", "clock", "code", "mbarrier", "pending", "strong", "thread")
+    what = "copy"  # that a pending read belongs to
+    asynchronous = False  # whether a write is the async proxy's, and needs no proxy fence to be seen there
 
-    def __init__(self, thread: Accesses, clock: int, code: CodeType | None, at: int, strong: bool) -> None:
+    def __init__(self, thread: Any, clock: int, code: CodeType | None, at: int, strong: bool) -> None:
         self.thread, self.clock, self.code, self.at, self.strong = thread, clock, code, at, strong
-        self.pending = False
+        self.pending = self.mbarrier = False
+
+    @property
+    def named(self) -> Any:
+        """The thread that reports name."""
+        return self.thread
+
+    def before(self, thread: Accesses) -> bool:
+        """Whether an access that ended at no epoch of one thread (its clock is NEVER) happened before what `thread`
+        does now."""
+        return False
 
     def spell(self, reader: Accesses) -> str:
         """`thread (1, 0, 0) at file.py:3`."""
-        other = self.thread
+        other = self.named
         block = "" if other.block is reader.block else f"block {other.block.index} "
         line = spell((self.code, self.at) if self.code else None)
         return f"{block}thread {other.index} at {line}"
@@ -50,6 +66,8 @@ def ordered(a: Access, thread: Accesses) -> bool:
     other = a.thread
     if other is thread:
         return True
+    if a.clock == NEVER:
+        return a.before(thread)
     if other.block is thread.block:
         return bool(a.clock <= thread.vc[other.tid])
     return thread.block.clocks.knows(thread.tid, other.block.serial, other.tid, a.clock)
@@ -135,7 +153,7 @@ class Shadow:
                 seen = r
                 for a in r.values() if isinstance(r, Readers) else (r,):
                     if a.pending:
-                        raise self._race(thread, at, width, access, a, "write", "read by an unfinished copy")
+                        raise self._race(thread, at, width, access, a, "write", f"read by an unfinished {a.what}")
                     if a.thread is not thread and not ordered(a, thread) and not (strong and a.strong):
                         raise self._race(thread, at, width, access, a, "write", "read")
         n = hi - lo
@@ -150,6 +168,8 @@ class Shadow:
         self, thread: Accesses, at: int, width: int, access: Access, other: Access, mine: str, theirs: str
     ) -> SimtError:
         kind = "asynchronous copy" if access.pending else mine
+        if other.mbarrier:
+            return self._on_mbarrier(thread, at, width, access, other, kind)
         return thread.error(
             Race,
             f"this {kind} of bytes [{at}, {at + width}) of {self.memory} races with the {theirs} by "
@@ -159,10 +179,21 @@ class Shadow:
         )
 
     def _pending(self, thread: Accesses, at: int, width: int, access: Access, copy: Access) -> SimtError:
+        if copy.mbarrier:
+            return self._on_mbarrier(thread, at, width, access, copy, "read")
         return thread.error(
             PoisonRead,
             f"bytes [{at}, {at + width}) of {self.memory} are read while the asynchronous copy by "
             f"{copy.spell(thread)} is not waited for",
+            memory=self.memory,
+            access=access,
+        )
+
+    def _on_mbarrier(self, thread: Accesses, at: int, width: int, access: Access, init: Access, mine: str) -> SimtError:
+        return thread.error(
+            MbarrierError,
+            f"this {mine} of bytes [{at}, {at + width}) of {self.memory} meets the mbarrier that {init.spell(thread)} "
+            "initialised there",
             memory=self.memory,
             access=access,
         )

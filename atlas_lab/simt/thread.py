@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atlas_lab.kernels.lang.types import Pointer, Scalar
 from atlas_lab.simt import barrier as barriers
-from atlas_lab.simt.accesses import Accesses
+from atlas_lab.simt.asynchronous import Asynchronous
 from atlas_lab.simt.copies import Copies
-from atlas_lab.simt.errors import AsyncError, Coordinates, SimtError
+from atlas_lab.simt.errors import AsyncError, Coordinates, Deadlock, SimtError
 from atlas_lab.simt.source import raised_at, site_of, spell
 from atlas_lab.simt.warp import Combine, Warp
+from atlas_lab.simt.warpgroup import SIZE
 
 if TYPE_CHECKING:
+    from atlas_lab.kernels.lang.wgmma import Product
     from atlas_lab.simt.block import Block
     from atlas_lab.simt.scheduler import Wait
+
+
+REGISTERS = 65536  # of 32 bits, of an SM
 
 
 class Dim3(NamedTuple):
@@ -27,11 +32,12 @@ class Dim3(NamedTuple):
     z: int
 
 
-class SimThread(Accesses):
+class SimThread(Asynchronous):
     """One thread of a resident block; `greenlet` runs the kernel function."""
 
     __slots__ = (
-        "_copies", "blockDim", "blockIdx", "done", "gridDim", "lane", "result", "threadIdx", "warp", "warp_state",
+        "_commits", "_copies", "_registers_fenced", "blockDim", "blockIdx", "gridDim", "lane", "result",
+        "threadIdx", "warp", "warp_state",
     )  # fmt: skip
     warp_state: Warp
 
@@ -41,8 +47,9 @@ class SimThread(Accesses):
         self.threadIdx, self.blockIdx = Dim3(*index), block.blockIdx
         self.blockDim, self.gridDim = block.scheduler.block, block.scheduler.grid
         self.result: Any = None
-        self.done = False
         self._copies: Copies | None = None
+        self._registers_fenced = False  # since the last commit or wait of products
+        self._commits = 0
 
     def yield_(self, reason: str) -> None:
         self._step()
@@ -113,6 +120,48 @@ class SimThread(Accesses):
             raise self.error(AsyncError, f"found {pending} asynchronous groups to leave pending, expected 0 or more")
         self._copying().wait(pending)
 
+    def shared_address(self, p: Pointer, index: int) -> int:
+        self._step()
+        return self.block.addresses.of(p.buffer) + self.locate(p, index, 16, 16, "matrix descriptor of")
+
+    def wgmma(self, product: Product, acc: Any, a: Any, b: int, scale_d: int) -> Any:
+        self._step()
+        group = self.block.group_of(self)
+        arg = product, acc, a, b, bool(scale_d), self._registers_fenced, self._commits
+        return group.meet(self, product.name, arg, group.products.issue)
+
+    def wgmma_fence(self) -> None:
+        self._step()
+        self._registers_fenced = True
+
+    def wgmma_commit(self) -> None:
+        self._step()
+        self._registers_fenced = False
+        self._commits += 1
+
+    def wgmma_wait(self, acc: Any, pending: int) -> Any:
+        self._step()
+        self._registers_fenced = False
+        group = self.block.group_of(self)
+        return group.meet(self, "wgmma_wait", (acc, pending, self._commits), group.products.wait)
+
+    def set_max_registers(self, count: int, way: str) -> None:
+        self._step()
+        self.block.group_of(self).meet(self, f"setmaxnreg_{way}", count, self._set_max_registers)
+
+    def _set_max_registers(self, threads: Sequence[Any], counts: Sequence[int]) -> list[None]:
+        group = self.block.group_of(self)
+        group.max_registers = counts[0]
+        total = sum(len(g.threads) * (g.max_registers or 0) for g in self.block.groups.values())
+        if total > REGISTERS:
+            raise self.error(
+                Deadlock,
+                f"warpgroup {group.number} waits for {counts[0]} registers a thread: found {total} set by the block's "
+                f"warpgroups, expected at most the {REGISTERS} of an SM",
+                site=self.scheduler.collective,
+            )
+        return [None] * len(threads)
+
     def grid_wait(self) -> None:
         self._step()
         if self.scheduler.overlap is not None:
@@ -150,6 +199,10 @@ class SimThread(Accesses):
             raise
         if self._copies is not None:
             self._copies.finish()
+        group = self.block.groups.get(self.tid // SIZE)
+        if group is not None:
+            group.leave(self)
+        self.finish_stores()
         self.done = True
         self.warp_state.leave(self, "exits")
         self.block.leave(self)
@@ -157,6 +210,8 @@ class SimThread(Accesses):
     def drop(self) -> None:
         """The block ended: keep only what reports name."""
         self.greenlet = self.wait = self.result = self._copies = self._last = self._seen = None
+        self._groups = None
+        self._initialised.clear()
         self._acquirable = self._fenced = None
         self.vc = self.vc[:0]
         del self.warp_state

@@ -223,7 +223,7 @@ def test_arms(run: Run, monkeypatch: pytest.MonkeyPatch):
     status, out, _ = run("arms", "--json", "arms.json")
     assert status == 0
     answer = json.loads(Path("arms.json").read_text())
-    assert [a["name"] for a in answer["arms"]][:3] == ["bf16_gemv", "bf16_mma", "bf16_gemm"]
+    assert [a["name"] for a in answer["arms"]][:4] == ["bf16_gemv", "bf16_mma", "bf16_wgmma", "bf16_gemm"]
     toy = next(a for a in answer["arms"] if a["name"] == "toy_grid")
     assert toy["where"] == TOYS
     assert toy["min_snr_db"] == 15

@@ -15,7 +15,8 @@ from atlas_lab.core.launch import Launch, LaunchError, Program
 from atlas_lab.core.program import PlanError, program_of, projection_call
 from atlas_lab.core.resolve import resolve
 from atlas_lab.core.rows import rows
-from atlas_lab.core.tensor import Tensor, TensorMap
+from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.kernels import lang as L
 
 W, X, Y = Tensor("bf16", (8, 4), "w"), Tensor("bf16", (1, 4), "x"), Tensor("bf16", (1, 8), "y")
@@ -31,7 +32,13 @@ def waiting(x: L.In[L.bf16], y: L.Out[L.bf16]):
     L.grid_wait()
 
 
+@L.kernel
+def tiled(x: L.InMap[L.bf16], y: L.OutMap[L.bf16]):
+    pass
+
+
 F = Tensor("f32", (8,), "f")
+TILES, OUT = (TensorMap(Tensor("bf16", (8, 64), name), (8, 64), 128) for name in ("tiles", "out"))
 
 
 def test_what_it_reads_writes_and_moves() -> None:
@@ -40,8 +47,9 @@ def test_what_it_reads_writes_and_moves() -> None:
     assert (launch.blocks, launch.threads) == (6, 64)
     assert (launch.reads, launch.writes) == ((W, F), (F, Y))
     assert launch.traffic == 64 + 32 + 32 + 16
-    mapped = Launch(scaled, grid=1, block=1, args=(TensorMap(W, (8, 4)), F, Y, 8, 1, 7))
-    assert mapped.reads == (W, F)
+    mapped = Launch(tiled, grid=4, block=1, args=(TILES, OUT), cluster=(2,))
+    assert (mapped.reads, mapped.writes, mapped.cluster) == ((TILES.view,), (OUT.view,), (2, 1, 1))
+    assert mapped.traffic == 2 * TILES.view.bytes
 
 
 def args(**changed: Any) -> tuple[Any, ...]:
@@ -52,7 +60,10 @@ BAD = {
     "count": ({"args": args()[:-1]}, "found 5 arguments, expected 6"),
     "dtype": ({"args": args(w=F)}, "argument 'w' is f32, expected bf16"),
     "a number for a tensor": ({"args": args(w=3)}, "argument 'w' is int, expected bf16"),
-    "map of another dtype": ({"args": args(w=TensorMap(F, (1, 8)))}, "argument 'w' is f32, expected bf16"),
+    "a map for a tensor": ({"args": args(w=TILES)}, "argument 'w' is a tensor map, expected a tensor"),
+    "no cluster": ({"cluster": 0}, "found cluster (0, 1, 1), expected 1 to 8 blocks"),
+    "too large a cluster": ({"cluster": (4, 4)}, "found cluster (4, 4, 1), expected 1 to 8 blocks"),
+    "part of a cluster": ({"grid": 3, "cluster": 2}, "found grid (3, 1, 1), expected a multiple of cluster (2, 1, 1)"),
     "a tensor for a number": ({"args": args(n=W)}, "argument 'n' is w: bf16[8, 4], expected a number"),
     "a fraction for an integer": ({"args": args(n=8.5)}, "argument 'n' is 8.5, expected i32"),
     "an integer too large": ({"args": args(n=1 << 31)}, "argument 'n' is 2147483648, expected i32"),
@@ -75,6 +86,21 @@ def test_a_launch_that_does_not_fit_its_kernel(case: str) -> None:
     with pytest.raises(LaunchError) as e:
         Launch(**({"kernel": scaled, "grid": 1, "block": 64, "args": args()} | how))
     assert str(e.value) == f"launch of {scaled.entry}: {sentence}"
+
+
+BAD_MAPS = {
+    "a tensor": (TILES.view, "argument 'x' is a tensor, expected a tensor map"),
+    "a number": (3, "argument 'x' is int, expected a tensor map"),
+    "another dtype": (TensorMap(Tensor("f16", (8, 64), "t"), (8, 64)), "argument 'x' is f16, expected bf16"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MAPS)
+def test_what_is_no_map_is_refused_in_a_sentence(case: str) -> None:
+    x, sentence = BAD_MAPS[case]
+    with pytest.raises(LaunchError) as e:
+        Launch(tiled, grid=1, block=1, args=(x, OUT))
+    assert str(e.value) == f"launch of {tiled.entry}: {sentence}"
 
 
 def test_a_program_knows_every_buffer() -> None:

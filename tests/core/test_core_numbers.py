@@ -41,9 +41,9 @@ def test_the_terms() -> None:
     assert Rounded("f32", "bf16").bound(ref, magnitude, 10)[0, 0] == 10 * u * 8 * (1 + v) + v * 2 + tiny
     fewer = Rounded("f32", "f32", depth=lambda k: k // 5, extra_roundings=3)
     assert fewer.bound(ref, magnitude, 10)[0, 0] == pytest.approx(5 * u * 8 * (1 + u) + u * 2 + tiny, rel=1e-15)
-    assert set(ACCUMULATORS) >= {"f32", "mma_bf16", "mma_f16"}
+    assert set(ACCUMULATORS) >= {"f32", "mma_bf16", "mma_f16", "mma_e4m3"}
     assert set(OUTPUTS) == {"f32", "bf16", "f16"}
-    assert all(0 < u < 2**-12 for u in ACCUMULATORS.values())
+    assert all(0 < u <= 2**-12 for u in ACCUMULATORS.values())
 
 
 def test_unknown_names_are_errors() -> None:

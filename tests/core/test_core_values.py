@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from atlas_lab import no, yes
 from atlas_lab.core.rows import PHASES, Rows, pieces, rows, rows_from
-from atlas_lab.core.tensor import Tensor, TensorMap, round_up, row_major
+from atlas_lab.core.tensor import Tensor, round_up, row_major
+from atlas_lab.core.tensor_map import TensorMap
 
 RANGES = st.tuples(st.integers(1, 30), st.integers(0, 12)).map(lambda t: Rows(t[0], t[0] + t[1]))
 
@@ -81,12 +83,52 @@ def test_bad_tensors_and_maps() -> None:
         Tensor("bf61", (1,))
     with pytest.raises(ValueError, match=r"found shape \(2, -1\), expected extents of 0 or more"):
         Tensor("bf16", (2, -1), "w")
-    with pytest.raises(ValueError, match="tensor map of 'w': found swizzle 16"):
-        TensorMap(Tensor("bf16", (8, 8), "w"), (8, 8), 16)
     t = Tensor("bf16", (2, 3), "w")
     assert str(t) == "w: bf16[2, 3]"
     with pytest.raises(FrozenInstanceError):
         t.name = "x"  # type: ignore[misc]
+
+
+MATRIX = Tensor("bf16", (100, 64), "w")
+# View, box, swizzle, promotion, and what the sentence says was found and expected.
+BAD_MAPS = [
+    (MATRIX, (8, 64), 16, 128, "swizzle 16, expected 0, 32, 64 or 128"),
+    (MATRIX, (8, 64), 0, 32, "promotion 32, expected 0, 64, 128 or 256"),
+    (MATRIX, (8,), 0, 128, "a box of 1 dimensions, expected the view's 2"),
+    (Tensor("bf16", (), "w"), (), 0, 128, "a view of 0 dimensions, expected 1 to 5"),
+    (Tensor("bf16", (1,) * 5 + (8,), "w"), (1,) * 5 + (8,), 0, 128, "a view of 6 dimensions, expected 1 to 5"),
+    (MATRIX, (0, 64), 0, 128, "box (0, 64), expected 1 to 256 elements a dimension"),
+    (MATRIX, (257, 64), 0, 128, "box (257, 64), expected 1 to 256 elements a dimension"),
+    (Tensor("bf16", (0, 64), "w"), (8, 64), 0, 128, "shape (0, 64), expected extents of 1 to 2**32"),
+    (MATRIX, (8, 4), 0, 128, "box rows of 8 bytes, expected a multiple of 16"),
+    (MATRIX, (8, 32), 128, 128, "box rows of 64 bytes, expected the swizzle's 128"),
+    (MATRIX, (8, 128), 128, 128, "box rows of 256 bytes, expected the swizzle's 128"),
+    (MATRIX.view(4, (8, 32), (64, 1)), (8, 32), 0, 128, "a view at byte 8, expected a multiple of 16"),
+    (
+        Tensor("bf16", (8, 8), "w", 0, (64, 2)),
+        (8, 8),
+        0,
+        128,
+        "elements 4 bytes apart in the last dimension, expected 2",
+    ),
+    (Tensor("bf16", (8, 60), "w"), (8, 8), 0, 128, "a stride of 120 bytes, expected a multiple of 16 below 2**40"),
+    (Tensor("e8m0", (8, 64), "w"), (8, 64), 0, 128, "elements of e8m0, expected one of u8, i8, "),
+]
+
+
+@pytest.mark.parametrize(("view", "box", "swizzle", "promotion", "words"), BAD_MAPS)
+def test_a_map_that_the_copy_engine_cannot_read(
+    view: Tensor, box: Any, swizzle: int, promotion: int, words: str
+) -> None:
+    with pytest.raises(ValueError) as e:
+        TensorMap(view, box, swizzle, promotion)
+    assert str(e.value).startswith(f"tensor map of 'w': found {words}")
+
+
+def test_a_map_knows_its_bytes() -> None:
+    m = TensorMap(MATRIX.view(64, (33, 60), (64, 1)), (16, 64), 128)
+    assert (m.bytes, m.strides, m.dtype, m.view.offset) == (2048, (128, 2), "bf16", 128)
+    assert TensorMap(Tensor("u8", (5, 4, 48), "t"), (1, 2, 32), 32).strides == (192, 48, 1)
 
 
 def test_verdicts_in_words() -> None:

@@ -55,6 +55,8 @@ class FakeTorch:
 
     def __init__(self) -> None:
         self.calls, self.captured, self.replays = 0, [], 0
+        kinds = SimpleNamespace(BlockWise1x128="1x128", BlockWise128x128="128x128")
+        self.nn = SimpleNamespace(functional=SimpleNamespace(ScalingType=kinds, scaled_mm=self.scaled_mm))
         self.cuda = SimpleNamespace(
             Stream=lambda: SimpleNamespace(cuda_stream=7),
             stream=lambda s: nullcontext(),
@@ -96,3 +98,12 @@ class FakeTorch:
     def mm(self, a, b):
         self.calls += 1
         return T((wide(a) @ wide(b)).astype(ml_dtypes.bfloat16))
+
+    def scaled_mm(self, a, b, of_a, kind_a, of_b, kind_b, output_dtype):
+        """a [M, K], b [K, N] with contiguous K; scales [M, K/128] with contiguous M and [K/128, N/128]."""
+        assert (kind_a, kind_b, output_dtype) == ("1x128", "128x128", self.bfloat16)
+        assert of_a.a.strides[0] == of_b.a.strides[0] == 4
+        assert a.a.dtype == b.a.dtype == ml_dtypes.float8_e4m3fn
+        self.calls += 1
+        x = wide(a) * np.repeat(of_a.a, 128, axis=1)
+        return T((x @ (wide(b) * np.repeat(np.repeat(of_b.a, 128, 0), 128, 1))).astype(ml_dtypes.bfloat16))

@@ -77,6 +77,18 @@ def test_what_decode_must_reach():
     }
 
 
+def test_what_prefill_must_reach():
+    """The bounds of the targets above 16 rows, of the arms there are, at their shape alone."""
+    cases = [c for c in suites.suite("prefill") if isinstance(c, BenchCase)]
+    assert {(c.arm, c.n, c.k, c.m): (c.peer, c.of_peer) for c in cases if c.of_peer} == {
+        ("bf16_wgmma", 17408, 5120, 64): ("torch.mm", 1.0),
+        ("bf16_wgmma", 17408, 5120, 4096): ("torch.mm", 0.98),
+        ("fp8_wgmma_w8a8", 17408, 5120, 64): ("torch.scaled_mm", 1.4),
+        ("fp8_wgmma_w8a8", 17408, 5120, 4096): ("torch.scaled_mm", 1.0),
+    }
+    assert min(c.m for c in cases) == 17
+
+
 def test_the_block_of_decode():
     """Every place of the gated product, dependent and not at M=1, not above; one bound, on the best form."""
     cases = decode_of(FfnCase)
@@ -107,7 +119,7 @@ def test_decode_covers_every_shape_of_the_models():
 def test_a_part_of_a_suite():
     names = [c.name for c in suites.suite("decode", "nvfp4_mma* N=17408 K=5120 M=1")]
     assert names == ["nvfp4_mma_repacked N=17408 K=5120 M=1", "nvfp4_mma N=17408 K=5120 M=1"]
-    known = "expected one of foundation, decode, load, did you mean 'foundation'?"
+    known = "expected one of foundation, decode, prefill, load, did you mean 'foundation'?"
     such = "of the 18 of foundation, such as 'bf16_gemv N=17408 K=5120 M=1'"
     for suite, only, said in (
         ("fundation", "", f"--suite fundation: found no such suite, {known}"),

@@ -100,6 +100,19 @@ def test_torch_reads_bf16(torch: FakeTorch, name: str, m: int):
     assert bench_peer.result(peer, held.product(x), [1.0] * 5, [1.0] * 5, 0).wrong == ""
 
 
+@pytest.mark.parametrize("scale", ["", "bf16"])
+@pytest.mark.parametrize("m", [17, 64])
+def test_scaled_mm_multiplies_quantized_activations(torch: FakeTorch, m: int, scale: str):
+    held, x = stored("fp8", scale), rows(m)
+    peer = peers.make("torch.scaled_mm", held, x, 3)
+    assert (peer.name, peer.version, peer.weights) == ("torch.scaled_mm", "torch 2.11", "fp8")
+    assert torch.captured == [18]
+    assert bench_peer.result(peer, held.product(peer.x), [1.0] * 5, [1.0] * 5, 0).wrong == ""
+    assert bench_peer.result(peer, held.product(x), [1.0] * 5, [1.0] * 5, 0).wrong != ""
+    products = bench_peer.Products()
+    assert not np.array_equal(products.of(held, x), products.of(held, peer.x))
+
+
 @pytest.mark.parametrize(("format", "scale"), [("nvfp4", ""), ("fp8", ""), ("fp8", "bf16")])
 @pytest.mark.parametrize(("m", "block"), [(1, 8), (2, 16), (16, 16), (17, 64)])
 def test_humming_reads_the_stored_tensors(torch: FakeTorch, format: str, scale: str, m: int, block: int):

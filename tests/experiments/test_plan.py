@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.registry import PluginError
 from atlas_lab.core.route import RouteError
+from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.experiments import config, plan, reference
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.plan import VariantPlan
 from atlas_lab.experiments.settings import Said
 from atlas_lab.experiments.yaml_source import parse
+from atlas_lab.kernels import lang as L
 
 
 def planned(registry, variant: str, more: str = "", m: str = "[1, 3]", hidden: int = 64):
@@ -51,6 +56,24 @@ def test_floor(registry):
     assert plan.floor_of(h200, 1, heavy) == (10**12 / 66.9e12, "fma")
     object.__setattr__(heavy[0], "pipe", "mma_x")
     assert plan.floor_of(h200, 1, heavy) == (None, "target h200 has no rate of pipe mma_x")
+
+
+@L.kernel
+def mapped(x: L.InMap[L.bf16]):
+    L.tma_prefetch(x)
+
+
+def test_the_same_route_through_tensor_maps(registry):
+    def step(name: str, swizzle: int = 128, cluster: int = 1):
+        made = planned(registry, "{pins: {'*': toy}}").step((0, "ffn.up", 1))
+        x = Tensor("bf16", (8, 64), name)
+        launch = Launch(mapped, 2, 32, (TensorMap(x, (8, 64), swizzle),), cluster=cluster)
+        return replace(made, program=Program("p", (launch,), inputs=(x,), outputs=()))
+
+    a = step("a")
+    assert plan.same_route(a, step("b"))
+    assert not plan.same_route(a, step("a", swizzle=0))
+    assert not plan.same_route(a, step("a", cluster=2))
 
 
 def test_same_route(registry):

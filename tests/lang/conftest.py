@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.runtime.device import Device, open_device
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,3 +28,12 @@ def compiler() -> None:
     missing = L.compiler_missing()
     if missing:
         pytest.skip(missing)
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """A device to run kernels on: the interpreter, and with `--device=cuda` a card."""
+    if request.param == "cuda" and request.config.getoption("--device", "auto") != "cuda":
+        pytest.skip("needs --device=cuda")
+    with open_device(request.param) as opened:
+        yield opened

@@ -93,6 +93,26 @@ def wrong_space(y: L.Out[L.u32]):
 
 
 @L.kernel
+def map_as_pointer(m: L.InMap[L.u32], y: L.Out[L.u32]):
+    L.stg_b32(y, 0, L.ldg_b32(m, 0))
+
+
+@L.kernel
+def store_to_what_is_read(m: L.InMap[L.bf16]):
+    L.tma_store_2d(m, (0, 0), L.dynamic_shared(L.bf16, 0), 0)
+
+
+@L.kernel
+def coordinates_of_another_rank(m: L.InMap[L.bf16]):
+    L.tma_load_2d(L.dynamic_shared(L.bf16, 0), 0, m, (0, 0, 0), L.shared(L.u64, 1), 0)
+
+
+@L.kernel
+def own_block_for_another(y: L.Out[L.u32]):
+    L.mbarrier_arrive_remote(L.shared(L.u64, 1), 0)
+
+
+@L.kernel
 def not_constant(n: L.i32):
     L.cp_async_wait(n)
 
@@ -158,6 +178,10 @@ def through_a_helper(y: L.Out[L.u32]):
     [
         (wrong_mode, r"`L\.stg_b32\(x, 0.*`: stg_b32: found global in pointer to u32 as argument 1, expected a "),
         (wrong_space, r"sts_b32: found global out pointer to u32 as argument 1, expected a shared pointer"),
+        (map_as_pointer, r"ldg_b32: found map in pointer to u32 as argument 1, expected a global pointer declared in"),
+        (store_to_what_is_read, r"tma_store_2d: found map in pointer to bf16 as argument 1, expected a map pointer "),
+        (coordinates_of_another_rank, r"tma_load_2d: found .* as argument 4, expected a tuple of 2 i32"),
+        (own_block_for_another, r"mbarrier_arrive_remote: found shared inout pointer to u64 .*, expected a cluster "),
         (not_constant, r"`L\.cp_async_wait\(n\)`: cp_async_wait: argument 'n' must be known at compile time"),
         (storage, r"`.*L\.bf16\(3\).*`: bf16 is a storage type: convert with an intrinsic"),
         (few, r"stg_b32: found 2 arguments, expected 3"),

@@ -16,18 +16,9 @@ from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
-from atlas_lab.kernels.lang.tensor import U_MMA
-from atlas_lab.runtime.device import open_device
+from atlas_lab.kernels.lang.multiply import U_MMA, U_MMA_NARROW
 
 RNG = np.random.default_rng(17)
-
-
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    if request.param == "cuda" and request.config.getoption("--device", "auto") != "cuda":
-        pytest.skip("needs --device=cuda")
-    with open_device(request.param) as opened:
-        yield opened
 
 
 def run(device, kernel: L.Kernel, x: np.ndarray, results: int, threads: int, shared: int = 0) -> np.ndarray:
@@ -215,13 +206,14 @@ def test_warp(device, name):
 
 @L.family
 def product(dtype: L.Scalar):
-    """C fragments of one m16n8k16 product: x holds a 16x16, b 8x16 (16-bit codes), then c 16x8 float32."""
+    """C fragments of one product of 32 bytes of K: x holds a 16 rows, b 8 rows, then c 16x8 in 32 bits."""
     op = L.mma_tile(dtype, 1, 1)
+    load, word = (L.i32, L.u32) if dtype is L.i8 else (L.bits_f32, L.f32_bits)
 
     @L.kernel
     def kernel(x: L.In[L.u32], y: L.Out[L.u32], n: L.i32):
         lane = L.lane_id()
-        s = L.shared(dtype, 24 * 16)
+        s = L.shared(L.u16, 24 * 16)
         for i in range(lane, 24 * 8, 32):
             L.sts_b32(s, 2 * i, L.ldg_b32(x, i))
         cuda.syncthreads()
@@ -230,21 +222,29 @@ def product(dtype: L.Scalar):
         acc = ()
         for j in L.unroll(4):
             at = 192 + 8 * ((lane >> 2) + 8 * (j >> 1)) + 2 * (lane & 3) + (j & 1)
-            acc = acc + (L.bits_f32(L.ldg_b32(x, at)),)
+            acc = acc + (load(L.ldg_b32(x, at)),)
         acc = op(acc, a, b)
         for j in L.unroll(4):
             at = 8 * ((lane >> 2) + 8 * (j >> 1)) + 2 * (lane & 3) + (j & 1)
-            L.stg_b32(y, at, L.f32_bits(acc[j]))
+            L.stg_b32(y, at, word(acc[j]))
 
     return kernel
 
 
-@pytest.mark.parametrize(("dtype", "numpy"), [(L.bf16, ml_dtypes.bfloat16), (L.f16, np.float16)], ids=str)
-def test_a_matrix_product(device, dtype, numpy):
-    worst = 0.0
+@pytest.mark.parametrize(
+    ("dtype", "numpy", "unit"),
+    [
+        (L.bf16, ml_dtypes.bfloat16, U_MMA),
+        (L.f16, np.float16, U_MMA),
+        (L.e4m3, ml_dtypes.float8_e4m3fn, U_MMA_NARROW),
+    ],
+    ids=str,
+)
+def test_a_matrix_product(device, dtype, numpy, unit):
+    worst, k = 0.0, 256 // dtype.bits
     for trial in range(2 if device.name == "interpreter" else 200):
-        spread = np.exp(RNG.uniform(-4, 4, (24, 16)))
-        ab = (RNG.standard_normal((24, 16)) * spread).astype(numpy)
+        spread = np.exp(RNG.uniform(-4, 4, (24, k)))
+        ab = np.clip(RNG.standard_normal((24, k)) * spread, -400, 400).astype(numpy)
         c = RNG.standard_normal((16, 8)).astype(np.float32) * np.float32(trial % 3)
         x = np.concatenate([ab.view(np.uint32).ravel(), c.view(np.uint32).ravel()])
         found = run(device, product(dtype), x, 128, 32).view(np.float32).reshape(16, 8)
@@ -252,5 +252,38 @@ def test_a_matrix_product(device, dtype, numpy):
         exact = c + a @ b.T
         error = np.abs(found - exact) - 2.0**-24 * np.abs(exact)
         worst = max(worst, float((error / (np.abs(c) + np.abs(a) @ np.abs(b).T)).max()))
-    print(f"mma m16n8k16 {dtype} on {device.name}: error {worst:.3g} of |a||b| + |c|, U_MMA is {U_MMA:.3g}")
-    assert worst <= 17 * U_MMA
+    print(f"mma m16n8k{k} {dtype} on {device.name}: error {worst:.3g} of |a||b| + |c|, its unit is {unit:.3g}")
+    assert worst <= (k + 1) * unit
+
+
+def test_an_integer_matrix_product(device):
+    ab = RNG.integers(-128, 128, (24, 32), np.int8)
+    c = RNG.integers(-(2**31), 2**31, (16, 8)).astype(np.int32)
+    x = np.concatenate([ab.view(np.uint32).ravel(), c.view(np.uint32).ravel()])
+    found = run(device, product(L.i8), x, 128, 32).view(np.int32).reshape(16, 8)
+    a, b = ab[:16].astype(np.int64), ab[16:].astype(np.int64)
+    assert np.array_equal(found, (c + a @ b.T).astype(np.int32))
+
+
+@L.kernel(launch_bounds=(32, 1))
+def stored_matrices(x: L.In[L.u32], y: L.Out[L.u32], n: L.i32):
+    """Four matrices by rows, the same by columns, and which lane is elected."""
+    lane = L.lane_id()
+    s = L.shared(L.u16, 512)
+    q = L.ldg_v4_b32(x, 4 * lane)
+    L.stmatrix_x4(s, 8 * lane, q)
+    L.stmatrix_x4_trans(s, 256 + 8 * lane, q)
+    cuda.syncwarp()
+    for i in range(lane, 256, 32):
+        L.stg_b32(y, i, L.lds_b32(s, 2 * i))
+    L.stg_b32(y, 256 + lane, L.elect_sync())
+
+
+def test_matrices_stored_and_one_lane_elected(device):
+    x = RNG.integers(0, 2**32, 128, dtype=np.uint32)
+    found = run(device, stored_matrices, x, 288, 32)
+    registers = x.reshape(32, 4).T.reshape(4, 8, 4)  # matrix, row, four words of a row
+    halves = np.ascontiguousarray(registers).view(np.uint16)
+    assert np.array_equal(found[:128], registers.ravel())
+    assert np.array_equal(found[128:256].view(np.uint16), halves.transpose(0, 2, 1).ravel())
+    assert sorted(found[256:].tolist()) == [0] * 31 + [1]

@@ -134,6 +134,8 @@ def test_a_family_that_returns_no_kernel():
 def test_needs_are_a_union():
     assert L.Needs((8, 0)).union(L.Needs((8, 9))) == L.Needs((8, 9))
     assert L.Needs((9, 0), "a").union(L.Needs((8, 0))) == L.Needs((9, 0), "a")
+    assert L.Needs((9, 0)).union(L.Needs((9, 0), "a")) == L.Needs((9, 0), "a").union(L.Needs((9, 0)))
+    assert L.Needs((9, 0)).union(L.Needs((9, 0), "a")).suffix == "a"
     assert L.Needs.parse("sm_120a") == L.Needs((12, 0), "a")
     assert str(L.Needs((8, 9))) == "sm_89 or later"
     assert str(L.Needs((9, 0), "a")) == "sm_90a"

@@ -10,6 +10,8 @@ import linecache
 import re
 from typing import Any
 
+import ptx_async
+import ptx_matrix
 import pytest
 
 from atlas_lab.kernels import lang as L
@@ -59,6 +61,7 @@ def atomics(pointer: str, space: str) -> list[Row]:
 MMA = r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.{0}\.{0}\.f32 "
 TILE_A, TILE_B = L.ldmatrix_tile(2, 2048), L.ldmatrix_tile(1, 2048, trans=True)
 TILE = L.mma_tile(L.bf16, 2, 2)
+FACTORIES = {"ldmatrix_tile": TILE_A, "mma_tile": TILE, **ptx_matrix.FACTORIES, **ptx_async.FACTORIES}
 
 GROUPS: dict[str, list[Row]] = {
     "ldg": loads("ldg", "x", "ld.global.nc", "b8 b16 b32 v2_b32 v4_b32 f32"),
@@ -220,6 +223,8 @@ GROUPS: dict[str, list[Row]] = {
     ],
     "atomic_global": atomics("y", "global"),
     "atomic_shared": atomics("s", "shared"),
+    **ptx_matrix.GROUPS,
+    **ptx_async.GROUPS,
 }  # fmt: skip
 
 
@@ -238,15 +243,15 @@ SUMS = {f"t{n}": summing(n) for n in (2, 4, 8, 16)}
 # Stores that no pattern counts, so that results are used.
 KEEP = {
     kind: L.intrinsic(
-        f"keep_{kind}", (L.Ptr(modes=("inout",)), kind), ptx="st.volatile.global.b32 [$0], $1;", effect="writes",
-        numpy=lambda p, i, v: None,
+        f"keep_{kind}", (L.Ptr(modes=("inout",)), kind), ptx=f"st.volatile.global.b{kind.bits} [$0], $1;",
+        effect="writes", numpy=lambda p, i, v: None,
     )
-    for kind in (L.u32, L.i32, L.f32)
+    for kind in (L.u32, L.i32, L.f32, L.u64)
 }  # fmt: skip
 
 
 def op_of(name: str) -> Op:
-    return {"ldmatrix_tile": TILE_A, "mma_tile": TILE}.get(name) or getattr(L, name)
+    return FACTORIES.get(name) or getattr(L, name)
 
 
 @functools.cache
@@ -255,20 +260,22 @@ def kernel_of(group: str) -> L.Kernel:
     lines = [
         "@L.kernel(launch_bounds=(128, 1))",
         "def kernel(x: L.In[L.u8], y: L.InOut[L.u32], u: L.u32, v: L.u32, w: L.u32, f: L.f32, g: L.f32, h: L.f32, "
-        "n: L.i32):",
+        f"n: L.i32{', m: L.InMap[L.bf16]' * (', m, ' in text)}{', o: L.OutMap[L.bf16]' * ('(o' in text)}):",
     ]
     lines += ["    s = L.shared(L.u32, 64)"] * ("(s, " in text)
+    lines += ["    bar = L.shared(L.u64, 8)"] * ("bar, " in text)
     lines += ["    lane = 4 * (n & 31)"] * ("lane" in text)
     for i, (name, expression, _) in enumerate(GROUPS[group]):
         result = op_of(name).result
-        kind = result(1) if op_of(name).infers and name == "zeros" else result
+        kind = result(1) if op_of(name).infers and name.startswith("zeros") else result
         kind = kind.dtype if isinstance(kind, L.Vec) else kind
         statement = not isinstance(kind, L.Scalar) or expression.startswith("L.st")
         lines.append(f"    {expression}" if statement else f"    keep_{kind}(y, {i}, {expression})")
     source = "\n".join(lines) + "\n"
     file = f"<ptx group {group}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    scope = {"L": L, "TILE_A": TILE_A, "TILE_B": TILE_B, "TILE": TILE, **SUMS}
+    scope = {"L": L, "TILE_A": TILE_A, "TILE_B": TILE_B, "TILE": TILE, **SUMS, **FACTORIES}
+    scope |= ptx_matrix.SCOPE
     scope |= {f"keep_{kind}": op for kind, op in KEEP.items()}
     exec(compile(source, file, "exec"), scope)
     made: L.Kernel = scope["kernel"]
@@ -294,7 +301,7 @@ def test_every_intrinsic_has_a_row():
     rows = {row[0] for group in GROUPS.values() for row in group}
     ops = {name for name in L.__all__ if isinstance(getattr(L, name), Op)}
     assert ops - rows == set()
-    assert rows - ops == {"ldmatrix_tile", "mma_tile"}
+    assert rows - ops == set(FACTORIES)
 
 
 def test_entries_are_complete():

@@ -126,8 +126,10 @@ def test_units_and_refusals():
     assert L.mma_m16n8k16_bf16.unit_roundoff > L.fma_rn.unit_roundoff == 2.0**-24
     assert L.ldg_b32.unit_roundoff is None
     assert L.mma_tile(L.bf16, 2, 2) is L.mma_tile(L.bf16, 2, 2)
-    with pytest.raises(ValueError, match="found e4m3, expected bf16 or f16"):
-        L.mma_tile(L.e4m3, 1, 1)
+    with pytest.raises(ValueError, match="found e5m2, expected bf16, f16, e4m3 or i8"):
+        L.mma_tile(L.e5m2, 1, 1)
+    with pytest.raises(ValueError, match="found k 16, expected 32 for e4m3"):
+        L.mma_tile(L.e4m3, 1, 1, 16)
     with pytest.raises(ValueError, match="found 0 tiles"):
         L.ldmatrix_tile(0, 16)
     with pytest.raises(ValueError, match="step 24"):

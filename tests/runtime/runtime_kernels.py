@@ -111,6 +111,30 @@ def digest(w: L.In[L.u32], x: L.In[L.u32], s: L.InOut[L.u32], n: L.i32):
         L.stg_b32(s, i, L.u32(31) * L.ld_b32(s, i) + q * L.ld_in_b32(x, i))
 
 
+@L.kernel
+def ranks(y: L.Out[L.u32]):
+    """y[block] = its rank in its cluster + 100 times the cluster's size."""
+    if cuda.threadIdx.x == 0:
+        block = cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y
+        L.stg_b32(y, block, L.u32(L.cluster_rank() + 100 * L.cluster_size()))
+
+
+@L.kernel(launch_bounds=(64, 1))
+def first_tile(m: L.InMap[L.bf16], y: L.Out[L.u32]):
+    """The first box of m, 256 bytes, as it lies in shared memory; loaded before the wait."""
+    tile = L.dynamic_shared(L.u32, 0)
+    bar = L.dynamic_shared(L.u64, 256)
+    if cuda.threadIdx.x == 0:
+        L.mbarrier_init(bar, 0, 1)
+        L.fence_mbarrier_init()
+        L.mbarrier_arrive_expect_tx(bar, 0, 256)
+        L.tma_load_2d(tile, 0, m, (0, 0), bar, 0)
+    cuda.syncthreads()
+    L.mbarrier_wait(bar, 0, 0)
+    L.grid_wait()
+    L.stg_b32(y, cuda.threadIdx.x, L.lds_b32(tile, cuda.threadIdx.x))
+
+
 def launch(kernel: Any, threads: int, *args: Any, block: int = 64, **more: Any) -> Launch:
     return Launch(kernel, grid=-(-threads // block), block=block, args=args, **more)
 

@@ -14,8 +14,10 @@ from runtime_kernels import (
     counting_program,
     expected_count,
     expected_scale,
+    first_tile,
     launch,
     ports,
+    ranks,
     reverse,
     scale_program,
     scale_rows,
@@ -23,9 +25,10 @@ from runtime_kernels import (
     widths,
 )
 
-from atlas_lab.core.launch import Program
+from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.residency import Alloc, LoadPlan, Upload
 from atlas_lab.core.tensor import Tensor, round_up
+from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.kernels import lang as L
 from atlas_lab.runtime.child import Crash, call
 from atlas_lab.runtime.cuda import CudaDevice
@@ -267,6 +270,42 @@ def test_dependent_launches_see_what_was_written_before_them(device, launcher):
             graph.replay()
         found = device.download(buffers["s"], "u32", (n,))
     np.testing.assert_array_equal(found, expected_count(w, x, 1 + at_once * replays))
+
+
+@pytest.mark.parametrize("launcher", ["packed", "core"])
+def test_clusters_are_launched_and_captured(device, launcher):
+    if device.target.capability < (9, 0):
+        pytest.skip("needs sm_90")
+    device.launcher = launcher
+    y = Tensor("u32", (8,), "y")
+    program = Program("p", (Launch(ranks, grid=(2, 4), block=32, args=(y,), cluster=(1, 4)),), inputs=(), outputs=(y,))
+    buffers = ports(device, program)
+    bound = device.bind(program, buffers)
+    for _ in range(2):
+        bound.run()
+        bound.verify()
+        assert device.download(buffers["y"], "u32", (8,)).tolist() == [400 + r for r in (0, 0, 1, 1, 2, 2, 3, 3)]
+        device.poison(buffers["y"])
+    with capture(bound) as graph:
+        graph.verify()
+        graph.replay()
+        assert device.download(buffers["y"], "u32", (8,)).tolist() == [400 + r for r in (0, 0, 1, 1, 2, 2, 3, 3)]
+
+
+def test_a_tensor_map_stays_valid_in_a_graph(device):
+    if device.target.capability < (9, 0):
+        pytest.skip("needs sm_90")
+    x, y = Tensor("bf16", (16, 16), "x"), Tensor("u32", (64,), "y")
+    args = (TensorMap(x, (8, 16)), y)
+    program = Program("p", (Launch(first_tile, grid=1, block=64, args=args, shared=512),), inputs=(x,), outputs=(y,))
+    buffers = ports(device, program)
+    with capture(device.bind(program, buffers)) as graph:
+        for seed in range(3):
+            data = bf16(np.random.default_rng(seed), 16, 16)
+            device.upload(buffers["x"], data)
+            graph.replay()
+            found = device.download(buffers["y"], "bf16", (8, 16))
+            np.testing.assert_array_equal(found.view(np.uint16), data[:8].view(np.uint16))
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=str)

@@ -8,7 +8,7 @@ import pytest
 from runtime_kernels import add_one, launch, ports, scale_program, scale_rows, widths
 
 from atlas_lab.core.launch import Program
-from atlas_lab.core.tensor import Tensor, TensorMap
+from atlas_lab.core.tensor import Tensor
 from atlas_lab.kernels import lang as L
 from atlas_lab.runtime.bind import extent, number
 from atlas_lab.runtime.device import open_device
@@ -76,24 +76,11 @@ def test_an_offset_that_splits_an_element_is_refused(device):
         device.bind(program, ports(device, program))
 
 
-@pytest.mark.parametrize(
-    ("more", "asked"),
-    [
-        ({"cluster": 2}, "clusters"),
-        ({"cooperative": True}, "cooperative launches"),
-    ],
-)
-def test_attributes_that_are_not_supported_are_refused_by_name(device, more, asked):
+def test_a_cooperative_launch_is_refused(device):
     y = Tensor("bf16", (4,), "y")
-    program = Program("p", (launch(add_one, 4, y, 4, label="add", **more),), inputs=(), outputs=(y,))
-    with pytest.raises(BindError, match=rf"kernel add_one__\w+ \(add\) asks for {asked}, which are not supported yet"):
-        device.bind(program, ports(device, program))
-
-
-def test_a_tensor_map_is_refused_by_name(device):
-    x, y = Tensor("bf16", (4, 4), "x"), Tensor("bf16", (16,), "y")
-    program = Program("p", (launch(scale_rows, 16, TensorMap(x, (4, 4)), y, 16, 1.0),), inputs=(x,), outputs=(y,))
-    with pytest.raises(BindError, match="argument 'x' is a tensor map, which is not supported yet"):
+    program = Program("p", (launch(add_one, 4, y, 4, label="add", cooperative=True),), inputs=(), outputs=(y,))
+    sentence = r"kernel add_one__\w+ \(add\) asks for cooperative launches, which are not supported yet"
+    with pytest.raises(BindError, match=sentence):
         device.bind(program, ports(device, program))
 
 

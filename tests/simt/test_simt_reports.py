@@ -418,6 +418,7 @@ def test_every_report_has_a_faulty_kernel() -> None:
     kinds = {getattr(simt, n) for n in simt.__all__ if isinstance(getattr(simt, n), type)}
     kinds = {k for k in kinds if issubclass(k, SimtError) and k is not SimtError}
     kinds -= {simt.Unwaited}  # test_simt_dependent
+    kinds -= {simt.MbarrierError, simt.Unfenced}  # test_simt_mbarrier_reports, test_simt_async_reports
     assert kinds == {f.error for f in FAULTS}
 
 

@@ -32,3 +32,13 @@ def test_a_gemv_takes_less_than_2500_ms():
     n, k = 128, 1024
     w, x = (Buffer.of("wx", RNG.standard_normal(s).astype(ml_dtypes.bfloat16)) for s in ((n, k), (k,)))
     assert _seconds(lambda: run(kernels.gemv, grid=32, block=128, args=(w, x, Buffer("y", 4 * n), n, k))) < 2.5
+
+
+def test_four_products_of_a_warpgroup_take_less_than_20_ms():
+    x, y = Buffer.of("x", np.zeros(40960, np.uint8)), Buffer("y", 512)
+
+    def launch(groups: int) -> float:
+        args = (x, y, groups)
+        return _seconds(lambda: run(kernels.products_64x256x64, grid=1, block=128, args=args, shared_bytes=40960))
+
+    assert launch(11) - launch(1) < 0.2

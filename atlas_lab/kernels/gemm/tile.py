@@ -151,11 +151,17 @@ def following(stage: int, stages: int):
 
 
 @L.device
-def block_of(m, n, bm, bn, raster):
-    """Row and column of this block's tile: `raster` row tiles share their weights' columns before the next column."""
+def tile_at(i, m, n, bm, bn, raster):
+    """Row and column of tile i: `raster` row tiles share their weights' columns before the next column."""
     rows = L.i32((m + bm - 1) // bm)
     columns = L.i32((n + bn - 1) // bn)
-    band = L.i32(cuda.blockIdx.x) // (raster * columns)
-    inside = L.i32(cuda.blockIdx.x) % (raster * columns)
+    band = i // (raster * columns)
+    inside = i % (raster * columns)
     height = min(rows - band * raster, raster)
     return (band * raster + inside % height) * bm, inside // height * bn
+
+
+@L.device
+def block_of(m, n, bm, bn, raster):
+    """Row and column of this block's tile."""
+    return tile_at(L.i32(cuda.blockIdx.x), m, n, bm, bn, raster)

@@ -12,10 +12,11 @@ function runs on a GPU, through the compiler with no GPU present, and on the int
             L.stg_bf16(y, i, a * L.ldg_bf16(x, i))
 
 Intrinsics by module: `memory` and `shared` (loads, stores, pointers), `convert`, `half`, `integer`, `arithmetic`,
-`warp`, `tensor`, `copy`, `barrier`, `dependent`, `atomic`. Each has PTX, a NumPy meaning, an effect and the hardware it
-needs; `intrinsic` adds one. `family` makes kernels from compile-time parameters, `device` a helper to call from
-kernels, `wrap` a kernel from an existing `numba.cuda.jit` dispatcher. `compile_kernel`, `check_kernel`, `ptx` and
-`sass` need the compiler only, and import it when called.
+`warp`, `tensor`, `copy`, `barrier`, `dependent`, `atomic`; of Hopper and later `mbarrier`, `bulk`, `tma`,
+`proxy_fence`, `cluster`, `wgmma`, `descriptor`, `warpgroup`, `stmatrix`, `pack`, `block_scaled`. Each has PTX, a NumPy
+meaning, an effect and the hardware it needs; `intrinsic` adds one. `family` makes kernels from compile-time parameters,
+`device` a helper to call from kernels, `wrap` a kernel from an existing `numba.cuda.jit` dispatcher. `compile_kernel`,
+`check_kernel`, `ptx` and `sass` need the compiler only, and import it when called.
 
 Numbers. Integers are Numba's: arithmetic on any of them is 64 bits wide, unsigned only if both sides are; `/`, and
 comparing u64 with a signed integer, give float64, which `check_kernel` refuses. The interpreter uses Python's
@@ -34,7 +35,8 @@ Loops that compile well:
 - `for i in unroll(n)` is repeated for sure. Index tuples only so: indexed by a run-time value, a tuple becomes a
   chain of selects, or local memory. Build one by `t = t + (x,)` inside.
 - Issue all loads of a step first, then compute: loads are not moved across branches.
-- Loop bounds that differ by thread may not surround `warp_…`, `shfl_…`, `mma_…`, `ldmatrix_…` or barriers.
+- Loop bounds that differ by thread may not surround `warp_…`, `shfl_…`, `mma_…`, `ldmatrix_…` or barriers, nor those
+  that differ in a warpgroup `wgmma…`.
 """
 
 from __future__ import annotations
@@ -63,6 +65,32 @@ from atlas_lab.kernels.lang.atomic import (
     atomic_max_u32,
 )
 from atlas_lab.kernels.lang.barrier import barrier_arrive, barrier_sync, fence_block, fence_gpu, nanosleep
+from atlas_lab.kernels.lang.block_scaled import (
+    mma_m16n8k64_nvfp4,
+)
+from atlas_lab.kernels.lang.bulk import (
+    bulk_commit,
+    bulk_load,
+    bulk_store,
+    bulk_wait,
+    bulk_wait_read,
+)
+from atlas_lab.kernels.lang.cluster import (
+    cluster_arrive,
+    cluster_arrive_relaxed,
+    cluster_rank,
+    cluster_size,
+    cluster_wait,
+    ld_cluster_b32,
+    ld_cluster_f32,
+    ld_cluster_v4_b32,
+    ld_cluster_v4_f32,
+    mapa,
+    st_cluster_b32,
+    st_cluster_f32,
+    st_cluster_v4_b32,
+    st_cluster_v4_f32,
+)
 from atlas_lab.kernels.lang.compile import (
     ARCHITECTURES,
     Compiled,
@@ -116,12 +144,28 @@ from atlas_lab.kernels.lang.dependent import (
     ld_in_v4_b32,
     ld_in_v4_b32_stream,
 )
+from atlas_lab.kernels.lang.descriptor import (
+    descriptor_advance,
+    matrix_descriptor,
+)
 from atlas_lab.kernels.lang.half import badd2, bfma2, bmul2, hadd2, hfma2, hmul2
 from atlas_lab.kernels.lang.integer import byte, dp4a, dp4a_u32, lop3, popc, prmt, s8, shf_l, shf_r
 from atlas_lab.kernels.lang.intrinsic import intrinsic
 from atlas_lab.kernels.lang.kernel import DeviceFunction, Kernel, KernelError, KernelSpec, device, family, kernel, wrap
 from atlas_lab.kernels.lang.lanes import e2m1x16_pack, e2m1x16_small
 from atlas_lab.kernels.lang.loops import unroll
+from atlas_lab.kernels.lang.mbarrier import (
+    fence_mbarrier_init,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_arrive_remote,
+    mbarrier_expect_tx,
+    mbarrier_init,
+    mbarrier_inval,
+    mbarrier_try_wait,
+    mbarrier_wait,
+    mbarrier_wait_cluster,
+)
 from atlas_lab.kernels.lang.memory import (
     cast,
     ld_acquire_b32,
@@ -153,7 +197,13 @@ from atlas_lab.kernels.lang.memory import (
     stg_v4_b32,
 )
 from atlas_lab.kernels.lang.op import Const, Dtype, Effect, Needs, Op, Ptr, PtrTo, Vec
+from atlas_lab.kernels.lang.pack import pack_tile
 from atlas_lab.kernels.lang.proxy import cuda
+from atlas_lab.kernels.lang.proxy_fence import (
+    fence_proxy_async,
+    fence_proxy_async_all,
+    fence_proxy_async_global,
+)
 from atlas_lab.kernels.lang.shared import (
     dynamic_shared,
     lds_b8,
@@ -172,6 +222,15 @@ from atlas_lab.kernels.lang.shared import (
     sts_v4_b32,
     sts_v4_f32,
 )
+from atlas_lab.kernels.lang.stmatrix import (
+    stmatrix_tile,
+    stmatrix_x1,
+    stmatrix_x1_trans,
+    stmatrix_x2,
+    stmatrix_x2_trans,
+    stmatrix_x4,
+    stmatrix_x4_trans,
+)
 from atlas_lab.kernels.lang.tensor import (
     ldmatrix_tile,
     ldmatrix_x1,
@@ -183,13 +242,29 @@ from atlas_lab.kernels.lang.tensor import (
     mma_m16n8k16_bf16,
     mma_m16n8k16_bf16_first,
     mma_m16n8k16_f16,
+    mma_m16n8k16_s8,
+    mma_m16n8k32_e4m3,
+    mma_m16n8k32_s8,
     mma_tile,
     zeros,
+    zeros_i32,
+)
+from atlas_lab.kernels.lang.tma import (
+    tma_load,
+    tma_load_2d,
+    tma_load_3d,
+    tma_prefetch,
+    tma_store,
+    tma_store_2d,
+    tma_store_3d,
 )
 from atlas_lab.kernels.lang.types import (
     In,
+    InMap,
     InOut,
+    InOutMap,
     Out,
+    OutMap,
     Parameter,
     Pointer,
     Scalar,
@@ -223,6 +298,19 @@ from atlas_lab.kernels.lang.warp import (
     warp_sum,
     warp_sum_i32,
 )
+from atlas_lab.kernels.lang.warpgroup import (
+    elect_sync,
+    setmaxnreg_dec,
+    setmaxnreg_inc,
+    warpgroup_id,
+    warpgroup_thread,
+)
+from atlas_lab.kernels.lang.wgmma import (
+    wgmma,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait,
+)
 
 __all__ = [
     "ARCHITECTURES",
@@ -232,13 +320,16 @@ __all__ = [
     "Dtype",
     "Effect",
     "In",
+    "InMap",
     "InOut",
+    "InOutMap",
     "Kernel",
     "KernelError",
     "KernelSpec",
     "Needs",
     "Op",
     "Out",
+    "OutMap",
     "Parameter",
     "Pointer",
     "Ptr",
@@ -268,9 +359,19 @@ __all__ = [
     "bfma2",
     "bits_f32",
     "bmul2",
+    "bulk_commit",
+    "bulk_load",
+    "bulk_store",
+    "bulk_wait",
+    "bulk_wait_read",
     "byte",
     "cast",
     "check_kernel",
+    "cluster_arrive",
+    "cluster_arrive_relaxed",
+    "cluster_rank",
+    "cluster_size",
+    "cluster_wait",
     "compile_kernel",
     "compiler_missing",
     "cp_async_4",
@@ -280,6 +381,7 @@ __all__ = [
     "cp_async_commit",
     "cp_async_wait",
     "cuda",
+    "descriptor_advance",
     "device",
     "div_rn",
     "dp4a",
@@ -297,6 +399,7 @@ __all__ = [
     "e4m3x4_f16x2",
     "e5m2",
     "e5m2x2_f16x2",
+    "elect_sync",
     "exp2_approx",
     "f16",
     "f16_hi",
@@ -308,6 +411,10 @@ __all__ = [
     "family",
     "fence_block",
     "fence_gpu",
+    "fence_mbarrier_init",
+    "fence_proxy_async",
+    "fence_proxy_async_all",
+    "fence_proxy_async_global",
     "fma_rn",
     "grid_launch_dependents",
     "grid_wait",
@@ -325,6 +432,10 @@ __all__ = [
     "ld_acquire_b32",
     "ld_b32",
     "ld_bf16",
+    "ld_cluster_b32",
+    "ld_cluster_f32",
+    "ld_cluster_v4_b32",
+    "ld_cluster_v4_f32",
     "ld_f32",
     "ld_in_b8",
     "ld_in_b16",
@@ -364,15 +475,31 @@ __all__ = [
     "lds_v4_b32",
     "lds_v4_f32",
     "lop3",
+    "mapa",
+    "matrix_descriptor",
     "max_f32",
+    "mbarrier_arrive",
+    "mbarrier_arrive_expect_tx",
+    "mbarrier_arrive_remote",
+    "mbarrier_expect_tx",
+    "mbarrier_init",
+    "mbarrier_inval",
+    "mbarrier_try_wait",
+    "mbarrier_wait",
+    "mbarrier_wait_cluster",
     "min_f32",
     "mma_m16n8k16_bf16",
     "mma_m16n8k16_bf16_first",
     "mma_m16n8k16_f16",
+    "mma_m16n8k16_s8",
+    "mma_m16n8k32_e4m3",
+    "mma_m16n8k32_s8",
+    "mma_m16n8k64_nvfp4",
     "mma_tile",
     "mul_rn",
     "nanosleep",
     "offset",
+    "pack_tile",
     "popc",
     "prmt",
     "ptx",
@@ -381,6 +508,8 @@ __all__ = [
     "rsqrt_approx",
     "s8",
     "sass",
+    "setmaxnreg_dec",
+    "setmaxnreg_inc",
     "shared",
     "shf_l",
     "shf_r",
@@ -391,6 +520,10 @@ __all__ = [
     "shfl_xor",
     "shfl_xor_f32",
     "sqrt_rn",
+    "st_cluster_b32",
+    "st_cluster_f32",
+    "st_cluster_v4_b32",
+    "st_cluster_v4_f32",
     "st_release_b32",
     "stg_b8",
     "stg_b16",
@@ -400,6 +533,13 @@ __all__ = [
     "stg_f32",
     "stg_v2_b32",
     "stg_v4_b32",
+    "stmatrix_tile",
+    "stmatrix_x1",
+    "stmatrix_x1_trans",
+    "stmatrix_x2",
+    "stmatrix_x2_trans",
+    "stmatrix_x4",
+    "stmatrix_x4_trans",
     "sts_b8",
     "sts_b16",
     "sts_b32",
@@ -408,6 +548,13 @@ __all__ = [
     "sts_v4_b32",
     "sts_v4_f32",
     "tanh_approx",
+    "tma_load",
+    "tma_load_2d",
+    "tma_load_3d",
+    "tma_prefetch",
+    "tma_store",
+    "tma_store_2d",
+    "tma_store_3d",
     "u8",
     "u16",
     "u32",
@@ -417,6 +564,13 @@ __all__ = [
     "warp_max",
     "warp_sum",
     "warp_sum_i32",
+    "warpgroup_id",
+    "warpgroup_thread",
+    "wgmma",
+    "wgmma_commit",
+    "wgmma_fence",
+    "wgmma_wait",
     "wrap",
     "zeros",
+    "zeros_i32",
 ]

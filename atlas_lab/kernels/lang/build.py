@@ -21,6 +21,7 @@ from numba.cuda.extending import typeof_impl
 from numba.cuda.flags import CUDAFlags
 from numba.cuda.utils import numba_target_override
 
+from atlas_lab.kernels.lang import byvalue
 from atlas_lab.kernels.lang.constants import FoldIntegers
 from atlas_lab.kernels.lang.forloops import RangeLoops, UnrollLoops
 from atlas_lab.kernels.lang.kernel import DeviceFunction, Kernel
@@ -144,13 +145,18 @@ def _lowered(kernel: Kernel, cc: Capability) -> list[str]:
     function = library.get_function(name)
     kernel_fixup(function, False)
     nvvm.set_launch_bounds(function, kernel.launch_bounds)
+    maps = [i for i, p in enumerate(kernel.params) if p.abi == "map"]
+    if maps:
+        byvalue.annotate(function, maps)
     if library._linking_files:
         raise NotImplementedError("it links foreign code, which is not supported")
-    return _renamed([str(m) for m in library.modules], name, kernel.entry)
+    first, *rest = _renamed([str(m) for m in library.modules], name, kernel.entry)
+    return [byvalue.pass_maps(first, kernel.entry, maps) if maps else first, *rest]
 
 
 def ltoir(modules: list[str], arch: str) -> bytes:
     """LTO-IR of LLVM modules, for an architecture such as "sm_90a"."""
+    modules = [byvalue.spell(m, arch) for m in modules]
     return bytes(nvvm.compile_ir(modules, **{"opt": 3, "arch": arch.replace("sm_", "compute_"), "gen-lto": None}))
 
 

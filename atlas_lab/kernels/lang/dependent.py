@@ -23,11 +23,10 @@ from __future__ import annotations
 
 from atlas_lab.kernels.lang.machine import current
 from atlas_lab.kernels.lang.memory import IN, LD, emit_bf16, load, read_bf16
-from atlas_lab.kernels.lang.op import Effect, Needs, Op
+from atlas_lab.kernels.lang.op import SM90, Effect, Needs, Op
 from atlas_lab.kernels.lang.types import f32
 
 _CONTROL = "9.7.13 griddepcontrol"
-_NEEDS = Needs((9, 0))
 
 
 def _wait() -> None:
@@ -48,7 +47,7 @@ grid_wait = Op(
     ptx="griddepcontrol.wait;",
     numpy=_wait,
     effect=Effect.SYNC,
-    needs=_NEEDS,
+    needs=SM90,
     section=_CONTROL,
 )
 grid_launch_dependents = Op(
@@ -58,7 +57,7 @@ grid_launch_dependents = Op(
     ptx="griddepcontrol.launch_dependents;",
     numpy=_launch,
     effect=Effect.SYNC,
-    needs=_NEEDS,
+    needs=SM90,
     section=_CONTROL,
 )
 

@@ -21,8 +21,8 @@ def llvm_type(scalar: lang.Scalar) -> ir.Type:
 
 
 def address_type(space: str) -> ir.IntType:
-    """Addresses are integers: 64 bits wide in global memory, 32 in shared memory."""
-    return I64 if space == "global" else I32
+    """Addresses are integers: 64 bits wide of global memory and tensor maps, 32 of shared memory and a cluster's."""
+    return I64 if space in ("global", "map") else I32
 
 
 def _constraint(kind: ir.Type) -> str:
@@ -67,6 +67,12 @@ class Emitter:
 
     def const(self, value: int, kind: ir.Type = I32) -> ir.Constant:
         return ir.Constant(kind, value)
+
+    def wide(self, value: Any, signed: bool = False) -> Any:
+        """A 32-bit integer, or a Python one, as 64 bits."""
+        if isinstance(value, int):
+            return ir.Constant(I64, value)
+        return (self.builder.sext if signed else self.builder.zext)(value, I64)
 
     def zero(self) -> ir.Constant:
         return ir.Constant(F32, 0.0)

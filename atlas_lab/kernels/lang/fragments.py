@@ -1,4 +1,4 @@
-"""Registers of a whole warp on the interpreter: one array, seen by each lane as the tuple of its own registers."""
+"""Registers of a warp or warpgroup on the interpreter: one array, seen by each lane as the tuple of its registers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Fragment(Sequence[Any]):
-    """The registers of `lane` in `array` [32, count], float32 or uint32; a tuple to the kernel.
+    """The registers of `lane` in `array` [32 or 128, count], float32, int32 or uint32; a tuple to the kernel.
 
     Elements become scalars only when they are looked at, and a warp-wide operation on fragments of one array takes
     the array: an accumulator that stays in the matrix units is never unpacked.
@@ -44,7 +44,7 @@ class Fragment(Sequence[Any]):
 
 
 def gather(lanes: Sequence[Sequence[Any]], dtype: np.dtype | type) -> np.ndarray:
-    """The [32, count] array of every lane's registers, in lane order."""
+    """The [lanes, count] array of every lane's registers, in lane order."""
     first = lanes[0]
     if isinstance(first, Fragment) and first.array.dtype == dtype:
         array = first.array
@@ -54,5 +54,5 @@ def gather(lanes: Sequence[Sequence[Any]], dtype: np.dtype | type) -> np.ndarray
 
 
 def scatter(array: np.ndarray) -> list[Fragment]:
-    """Each lane's registers of an [32, count] array."""
+    """Each lane's registers of a [lanes, count] array."""
     return [Fragment(array, lane) for lane in range(len(array))]

@@ -136,7 +136,7 @@ def _params(function: Callable[..., None], around: Mapping[str, Any]) -> tuple[P
         if not isinstance(a, Parameter):
             raise KernelError(
                 f"kernel {function.__name__}: parameter {name!r} is annotated {a!r}, expected In[...], Out[...], "
-                "InOut[...] or a scalar type"
+                "InOut[...], a map such as InMap[...], or a scalar type"
             )
         params.append(replace(a, name=name))
     return tuple(params)

@@ -96,6 +96,8 @@ def parameter_type(p: lang.Parameter) -> Any:
     """The Numba type of a kernel parameter."""
     if p.abi == "pointer":
         return PointerType(PtrTo(p.dtype, "global", p.mode))
+    if p.abi == "map":
+        return PointerType(PtrTo(p.dtype, "map", p.mode))
     if p.abi == "array":
         return types.Array(numba_type(p.dtype), 1, "C")
     return numba_type(p.dtype)

@@ -77,6 +77,24 @@ class Thread(Protocol):
     def dynamic_shared(self, dtype: Scalar, offset: int) -> Pointer:
         """The launch's dynamic shared memory, from byte `offset`."""
 
+    def shared_address(self, p: Pointer, index: int) -> int:
+        """The address of an element in the block's shared memory, which must be a multiple of 16."""
+
+    def wgmma(self, product: Any, acc: Any, a: Any, b: int, scale_d: int) -> Any:
+        """Issue a product (`wgmma.Product`) with the whole warpgroup; the result is not to be read before its wait."""
+
+    def wgmma_fence(self) -> None:
+        """Registers written so far may be operands of products."""
+
+    def wgmma_commit(self) -> None:
+        """Close the warpgroup's group of products."""
+
+    def wgmma_wait(self, acc: Any, pending: int) -> Any:
+        """All but the newest `pending` groups are complete; `acc` back, readable if its products are."""
+
+    def set_max_registers(self, count: int, way: str) -> None:
+        """setmaxnreg, `inc` or `dec`, with the whole warpgroup."""
+
     def fence(self, scope: str) -> None:
         """membar: orders this thread's earlier accesses before its later ones at `block` or `gpu` scope."""
 
@@ -85,6 +103,68 @@ class Thread(Protocol):
 
     def launch_dependents(self) -> None:
         """griddepcontrol.launch_dependents: the next launch may start once every block called this or exited."""
+
+    cluster_rank: int
+    cluster_size: int
+
+    def fence_proxy(self, spaces: tuple[str, ...]) -> None:
+        """fence.proxy.async: this thread's earlier writes of `shared` or `global` memory come before async reads."""
+
+    def fence_mbarrier_init(self) -> None:
+        """fence.mbarrier_init: the mbarriers that this thread initialised may be used by cluster and copy engine."""
+
+    def mbarrier_init(self, p: Pointer, index: int, count: int) -> None:
+        """A new mbarrier in phase 0."""
+
+    def mbarrier_inval(self, p: Pointer, index: int) -> None:
+        """The mbarrier is over."""
+
+    def mbarrier_arrive(self, p: Pointer, index: int, expected: int) -> None:
+        """Expect more bytes, then count one arrival; releases. `p` may be of another block of the cluster."""
+
+    def mbarrier_expect_tx(self, p: Pointer, index: int, expected: int) -> None:
+        """Expect more bytes in the current phase."""
+
+    def mbarrier_try_wait(self, p: Pointer, index: int, parity: int) -> bool:
+        """Whether the phase of this parity is complete; acquires if so. A scheduling point."""
+
+    def mbarrier_wait(self, p: Pointer, index: int, parity: int, scope: str) -> None:
+        """Until the phase of this parity is complete; acquires from the `block` or the `cluster`."""
+
+    def bulk_load(
+        self, dst: Pointer, i: int, src: Pointer, j: int, size: int, bar: Pointer, k: int, mask: int | None
+    ) -> None:
+        """cp.async.bulk to shared memory, of this block or of those in `mask`. Its bytes are poison until a thread
+        waits for the phase of the mbarrier that counts them."""
+
+    def bulk_store(self, dst: Pointer, i: int, src: Pointer, j: int, size: int) -> None:
+        """cp.async.bulk to global memory, in the thread's open group."""
+
+    def bulk_commit(self) -> None:
+        """cp.async.bulk.commit_group."""
+
+    def bulk_wait(self, pending: int, read: bool) -> None:
+        """cp.async.bulk.wait_group, or with `read` .read: all but the newest `pending` groups."""
+
+    def tma_load(
+        self, dst: Pointer, i: int, source: Pointer, at: Sequence[int], bar: Pointer, k: int, mask: int | None
+    ) -> None:
+        """cp.async.bulk.tensor to shared memory: the box at coordinates `at`, in the order of the view's shape."""
+
+    def tma_store(self, target: Pointer, at: Sequence[int], src: Pointer, i: int) -> None:
+        """cp.async.bulk.tensor to global memory."""
+
+    def tma_prefetch(self, m: Pointer) -> None:
+        """prefetch.tensormap."""
+
+    def cluster_arrive(self, release: bool) -> None:
+        """barrier.cluster.arrive."""
+
+    def cluster_wait(self) -> None:
+        """barrier.cluster.wait; acquires."""
+
+    def mapa(self, p: Pointer, rank: int) -> Pointer:
+        """The same place in another block of the cluster."""
 
 
 def current() -> Thread:

@@ -19,7 +19,7 @@ from atlas_lab.kernels.lang.types import Pointer, Scalar, f32, u8, u16, u32
 IN = Ptr(("global",), ("in",))
 WRITABLE = Ptr(("global",), ("out", "inout"))
 SHARED = Ptr(("shared",))
-ANY = Ptr(("global", "shared"))
+ANY = Ptr(("global", "shared", "cluster"))
 
 LD, _NC, _ST = (f"9.7.9 Data Movement: {i}" for i in ("ld", "ld.global.nc", "st"))
 # PTX type and register list of an access, by name.
@@ -77,7 +77,7 @@ def load(
     )
 
 
-def store(name: str, form: str, instruction: str, pointer: Ptr, section: str) -> Op:
+def store(name: str, form: str, instruction: str, pointer: Ptr, section: str, needs: Needs = Needs()) -> Op:
     """A store called `name`."""
     kind, unit, count = FORMS[form]
     value = _value(unit, count)
@@ -98,6 +98,7 @@ def store(name: str, form: str, instruction: str, pointer: Ptr, section: str) ->
         ptx=text,
         numpy=one if count == 1 else many,
         effect=Effect.WRITE,
+        needs=needs,
         section=section,
     )
 

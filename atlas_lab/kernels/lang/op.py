@@ -43,7 +43,7 @@ class Needs:
 
     def union(self, other: Needs) -> Needs:
         """What both need; raises ValueError where no architecture has both."""
-        high, low = max(self, other, key=lambda n: n.capability), min(self, other, key=lambda n: n.capability)
+        low, high = sorted((self, other), key=lambda n: n.capability)
         if low.suffix and high.capability != low.capability:
             raise ValueError(f"no architecture is both {low} and {high}")
         return Needs(high.capability, high.suffix or low.suffix)
@@ -54,6 +54,10 @@ class Needs:
     def __str__(self) -> str:
         major, minor = self.capability
         return f"sm_{major}{minor}{self.suffix}" + ("" if self.suffix else " or later")
+
+
+SM90 = Needs((9, 0))
+SM90A = Needs((9, 0), "a")  # what later architectures lack, or have but slowly
 
 
 @dataclass(frozen=True)

@@ -89,10 +89,11 @@ def _scalar(name: str) -> Scalar:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One kernel parameter: a pointer to global memory (`mode` in, out or inout) or a scalar (`mode` "").
+    """One kernel parameter: a pointer to global memory or a map of it (`mode` in, out or inout), or a scalar
+    (`mode` "").
 
-    `abi` is `pointer` (8 bytes), `scalar`, or `array`: Numba's flattened one-dimensional array, for wrapped
-    dispatchers only.
+    `abi` is `pointer` (8 bytes), `scalar`, `map` (a tensor map, 128 bytes, handed over by value), or `array`: Numba's
+    flattened one-dimensional array, for wrapped dispatchers only.
     """
 
     mode: str
@@ -111,11 +112,12 @@ class Parameter:
 
 class _Mode(type):
     mode: str
+    abi: str = "pointer"
 
     def __getitem__(cls, item: Scalar) -> Parameter:
         if not isinstance(item, Scalar):
             raise TypeError(f"{cls.__name__}[...] takes an element type such as bf16, found {item!r}")
-        return Parameter(cls.mode, item)
+        return Parameter(cls.mode, item, cls.abi)
 
 
 class In(metaclass=_Mode):
@@ -136,11 +138,30 @@ class InOut(metaclass=_Mode):
     mode = "inout"
 
 
+class InMap(In):
+    """A tensor map of global memory that nothing writes while the grid runs."""
+
+    abi = "map"
+
+
+class OutMap(Out):
+    """A tensor map of global memory that the kernel writes."""
+
+    abi = "map"
+
+
+class InOutMap(InOut):
+    """A tensor map of global memory that the kernel loads tiles from and stores tiles to."""
+
+    abi = "map"
+
+
 class Pointer:
     """A typed address on the interpreter: a buffer, a byte offset in it, the element type.
 
     `buffer` belongs to the interpreter; kernels hand pointers to intrinsics and to `offset` only.
-    `space` is `global` or `shared`; `mode` is the parameter's (shared memory: `inout`).
+    `space` is `global`, `shared`, `cluster` (shared memory of a block of the cluster) or `map` (a tensor map);
+    `mode` is the parameter's (shared memory: `inout`).
     """
 
     __slots__ = ("buffer", "dtype", "mode", "offset", "space")

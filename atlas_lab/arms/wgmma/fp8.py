@@ -1,0 +1,84 @@
+"""The arm over FP8 weights on warpgroups, whose activations are FP8 too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from atlas_lab.arms.fp8 import SCALES, OverFp8, weight_of
+from atlas_lab.arms.wgmma.base import OnWarpgroups, rows_for_tma
+from atlas_lab.arms.wgmma.tiles import Tile
+from atlas_lab.core.call import Call
+from atlas_lab.core.context import Context
+from atlas_lab.core.launch import Launch
+from atlas_lab.core.numbers import Accuracy, ReductionClass, Rounded
+from atlas_lab.core.projection import Projection
+from atlas_lab.core.tensor import Tensor, round_up
+from atlas_lab.core.tensor_map import TensorMap
+from atlas_lab.core.verdict import Verdict
+from atlas_lab.formats import FORMATS, fp8_groups
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.wgmma_fp8 import wgmma_fp8
+from atlas_lab.kernels.lang import Kernel
+from atlas_lab.kernels.quantize.fp8_groups import GROUP, ROWS, THREADS, quantize_fp8_groups
+
+PITCH = 4  # scales that the rows of x's are rounded up to: 16 bytes
+
+
+class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
+    """Weights E4M3 `[N, K]` and their block scales as stored; x quantized to E4M3 with a scale for 128 of K of a row
+    (W8A8), a launch of its own; tensor cores (wgmma) fed by TMA, sums over 128 of K scaled and added in FP32; K a
+    multiple of 16. It changes numbers: it quantizes activations."""
+
+    name = "fp8_wgmma_w8a8"
+    element_bytes, pipe = 1, "mma_e4m3"
+    beside = 4
+    narrow = ((192, 1), (136, 1), (136, 2), (128, 2), (96, 2), (64, 2), (40, 1), (40, 4))
+    wide = ((192, 1), (136, 1), (128, 1), (128, 2), (96, 1), (64, 1), (40, 1), (40, 4))
+    # the products of 128 of K, then a fused addition for each in FP32, 2**12 times as fine
+    tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 4 + -(-k // (GROUP << 11)))
+    accuracy = Accuracy(min_snr_db=26)
+    reduction_class = ReductionClass("wgmma.m64k32.e4m3", "ascending K", promotion=GROUP)
+
+    def __init__(self) -> None:
+        products = (_kernel(t, scale) for scale in SCALES.values() for tiles in self.tiles() for t in tiles)
+        self.kernels = (quantize_fp8_groups, *products)
+
+    def eligible(self, p: Projection, ctx: Context) -> Verdict:
+        return rows_for_tma(p.k, "e4m3") and OverFp8.eligible(self, p, ctx)
+
+    def scratch(self, c: Call) -> dict[str, Tensor]:
+        groups = -(-c.k // GROUP)
+        return {"x.codes": Tensor("e4m3", (c.m, c.k)), "x.scales": Tensor("f32", (groups, round_up(c.m, PITCH)))}
+
+    def lower(self, c: Call) -> list[Launch]:
+        w, steps = weight_of(c)
+        codes, scales = c.scratch["x.codes"], c.scratch["x.scales"]
+        groups, pitch = scales.shape
+        quantized = Launch(
+            quantize_fp8_groups,
+            grid=(-(-c.m // ROWS), groups),
+            block=THREADS,
+            args=(c.x, codes, scales, c.m, c.k, pitch),
+            label=f"{self.name} x",
+        )
+        t = self.tile(c)
+        of_x = TensorMap(scales.view(0, (groups, c.m), (pitch, 1)), (1, t.bm))
+        kernel = _kernel(t, SCALES[w.scale.dtype])
+        return [quantized, self.product(c, t, kernel, codes, w.weight, of_x, w.scale, tail=steps, pdl=True)]
+
+    def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
+        """The float64 product of quantized x and stored weights."""
+        ((_, stored),) = weights.items()
+        made: np.ndarray = fp8_groups.dequantize(*fp8_groups.quantize(x.astype(np.float32))) @ _values(stored).T
+        return made
+
+
+def _values(stored: Any) -> np.ndarray:
+    """float64 `[N, K]` of stored tensors, whose scales tell which grid they are."""
+    return FORMATS["fp8_tensor" if stored["scale"].size == 1 and stored["scale"].ndim < 2 else "fp8"].dequantize(stored)
+
+
+def _kernel(t: Tile, scale: L.Scalar) -> Kernel:
+    return wgmma_fp8(t.bm, t.bn, t.stages, t.mapped, t.cluster, scale)

@@ -1,0 +1,166 @@
+"""y = x·Wᵀ on warpgroups (wgmma), E4M3 weights and activations (W8A8), tiles brought by TMA.
+
+As `wgmma_bf16`, but a stage's products are sums over 128 of K of their own: scaled by x's and W's scales, they are
+added up in FP32, so that what the matrix unit drops of a long sum stays small.
+"""
+
+import functools
+
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, ring, roles, threads_of
+from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, map_storer, thread_storer
+from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
+
+BK = ROW  # K of one stage: a column of W's grid of scales, a group of x's
+PRODUCTS = BK // 32
+BLOCK = 128  # rows of W under one scale
+
+
+def grid_rows(bn: int) -> int:
+    """Rows of W's grid of scales that bn columns of y may lie in."""
+    return max((i * bn % BLOCK + bn - 1) // BLOCK + 1 for i in range(BLOCK))
+
+
+@functools.cache
+def scaled_add(count: int):
+    """`(acc, part, factors, border) -> acc + part·factor`, each a fused multiply-add: accumulators of 64 rows, factors
+    of a thread's two rows left of column 8·`border`, then from there on."""
+
+    def emit(e, *v):
+        acc, part, factors, border = v[:count], v[count : 2 * count], v[2 * count : 2 * count + 4], v[-1]
+        out = []
+        for j in range(count // 4):
+            left = e.builder.icmp_signed("<", e.const(j), border)
+            rows = [e.builder.select(left, factors[h], factors[2 + h]) for h in range(2)]
+            for i in range(4 * j, 4 * j + 4):
+                out.append(e.f32("fma.rn.f32 $0, $1, $2, $3;", part[i], rows[(i >> 1) & 1], acc[i]))
+        return out
+
+    def run(acc, part, factors, border):
+        f = tuple(factors)
+        return tuple(
+            L.fma_rn(p, f[((i >> 1) & 1) + 2 * (i >> 2 >= border)], a)
+            for i, (a, p) in enumerate(zip(acc, part, strict=True))
+        )
+
+    vec = L.Vec(L.f32, count)
+    operands = (vec, vec, L.Vec(L.f32, 4), L.i32)
+    return L.intrinsic(f"scaled_add_{count}", operands, vec, ptx=emit, numpy=run, section="9.7.3 fma")
+
+
+@L.family
+def wgmma_fp8(
+    bm: int, bn: int, stages: int, mapped: bool = True, cluster: int = 1, scale: L.Scalar = L.f32, raster: int = 16
+):
+    """x E4M3 `[m, k]` and W E4M3 `[n, k]` as maps of boxes `[bm / cluster, 128]` and `[bn, 128]` swizzled by 128 bytes;
+    scales of x F32 `[ceil(k/128), m]` as a map of boxes `[1, bm]`; scales of W F32 or BF16, one for 128x128, `down` and
+    `across` elements apart (0: one for all); y and its tiles as in `wgmma_bf16`; k a multiple of 16.
+
+    Sums run over 128 of K in the matrix unit, 32 at a time; each, times the product of both scales, is added in FP32.
+    Raises ValueError for columns that lie in more than two rows of W's grid.
+    """
+    if grid_rows(bn) > 2:
+        raise ValueError(f"wgmma_fp8: found {bn} columns, which lie in {grid_rows(bn)} rows of scales, expected 1 or 2")
+    two = grid_rows(bn) == 2
+    consumers = bm // GROUP_ROWS
+    stage = (bm + bn) * ROW
+    out_at = stages * stage
+    scales_at = out_at + 4 * consumers * WARP_BYTES * mapped
+    of_stages = ring(stages, stage + 4 * bm, scales_at + 4 * bm * stages, bm, cluster)
+    of_tiles = walk(bm, bn, raster, cluster)
+    load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
+    multiply, wait, count = L.wgmma(L.e4m3, bn), L.wgmma_wait(bn // 2), bn // 2
+    add = scaled_add(count)
+    store_map = map_storer(bn, out_at) if mapped else None
+    store_threads = None if mapped else thread_storer(bn)
+
+    loading, multiplying = roles(bm)
+
+    @L.device
+    def bring_w(s, w, col0, step):
+        L.tma_load_2d(L.dynamic_shared(L.u8, 0), s * stage + bm * ROW, w, (col0, step * BK), of_stages.full(), s)
+
+    @L.device
+    def bring_x(s, maps, row0, step):
+        x, x_scales = maps
+        of_stages.rows(s * stage, x, row0, step * BK, s)
+        at = scales_at + s * (4 * bm)
+        L.tma_load_2d(L.dynamic_shared(L.u8, 0), at, x_scales, (step, row0), of_stages.full(), s)
+
+    load = loader(of_stages, of_tiles, BK, stages, bring_w, bring_x)
+
+    @L.kernel(launch_bounds=(threads_of(bm), 1))
+    def kernel(
+        x: L.InMap[L.e4m3],
+        w: L.InMap[L.e4m3],
+        x_scales: L.InMap[L.f32],
+        scales: L.In[scale],
+        y: (L.OutMap if mapped else L.Out)[L.bf16],
+        m: L.i32,
+        n: L.i32,
+        k: L.i32,
+        down: L.i32,
+        across: L.i32,
+    ):
+        of_stages.begin()
+        group = L.warpgroup_id()
+        if group == consumers:
+            loading()
+            if L.warpgroup_thread() == 0:
+                load(w, (x, x_scales), m, n, k)
+        else:
+            multiplying()
+            tiles, of_rows = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.f32, scales_at)
+            s, phase = L.i32(0), L.u32(0)
+            steps = L.i32((k + BK - 1) // BK)
+            mine = L.i32(16 * L.warp_id() + (L.lane_id() >> 2))  # of the tile's rows, and 8 further
+            i, last = of_tiles.first(), of_tiles.count(m, n)
+            while i < last:
+                row0, col0 = of_tiles.at(i, m, n)
+                row0 = L.i32(row0 + GROUP_ROWS * group)
+                if row0 < m:
+                    first = min(L.i32(col0 >> 7), L.i32((n - 1) >> 7))
+                    second = min(first + 1, L.i32((n - 1) >> 7))
+                    border = L.i32((BLOCK * (first + 1) - col0) >> 3) if two else L.i32(count)
+                    acc = L.zeros(count)
+                    part = L.zeros(count)
+                    for step in range(steps):
+                        left = load_scale(scales, first * down + step * across)
+                        right = load_scale(scales, second * down + step * across) if two else left
+                        of_stages.take(s, phase)
+                        a = L.matrix_descriptor(tiles, s * stage + group * GROUP_BYTES, 128, 16, 1024)
+                        b = L.matrix_descriptor(tiles, s * stage + bm * ROW, 128, 16, 1024)
+                        L.wgmma_fence()
+                        for j in L.unroll(PRODUCTS):
+                            part = multiply(
+                                part, L.descriptor_advance(a, 32 * j), L.descriptor_advance(b, 32 * j), L.i32(j > 0)
+                            )
+                        L.wgmma_commit()
+                        u = L.lds_f32(of_rows, s * bm + mine)
+                        v = L.lds_f32(of_rows, s * bm + mine + 8)
+                        part = wait(part, 0)
+                        L.cuda.syncwarp()  # all lanes have their scales
+                        of_stages.release(s)
+                        s, phase = of_stages.after(s, phase)
+                        factors = (
+                            L.mul_rn(u, left),
+                            L.mul_rn(v, left),
+                            L.mul_rn(u, right),
+                            L.mul_rn(v, right),
+                        )
+                        acc = add(acc, part, factors, border)
+                    row = row0 + 16 * (L.warp_id() & 3)
+                    if mapped:
+                        store_map(y, acc, L.warp_id(), row, col0)
+                    else:
+                        store_threads(y, acc, row, col0, m, n)
+                else:  # all its rows lie past x: nothing to multiply
+                    for _ in range(steps):
+                        of_stages.take(s, phase)
+                        of_stages.release(s)
+                        s, phase = of_stages.after(s, phase)
+                i = of_tiles.after(i)
+            if mapped and L.lane_id() == 0:
+                L.bulk_wait_read(0)
+
+    return kernel

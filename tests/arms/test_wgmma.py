@@ -1,0 +1,239 @@
+"""GEMMs on warpgroups: awkward shapes, every tile, bits that no tile and no order changes, faulty launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from atlas_lab import simt
+from atlas_lab.arms import atlas_arms
+from atlas_lab.arms.wgmma.tiles import NARROW, WIDE, Tile
+from atlas_lab.core.launch import Launch
+from atlas_lab.core.target import shipped_targets
+from atlas_lab.experiments import oracle
+from atlas_lab.experiments.case import Case, base_context, verdict_of
+from atlas_lab.experiments.cases import launched
+from atlas_lab.experiments.parity import Ran, run, run_case
+from atlas_lab.formats import fp8_groups
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm import wgmma_ring
+from atlas_lab.kernels.gemm.wgmma_fp8 import grid_rows, wgmma_fp8
+from atlas_lab.kernels.gemm.wgmma_store import map_storer
+from atlas_lab.kernels.quantize.fp8_groups import ROWS, THREADS, quantize_fp8_groups
+from atlas_lab.runtime.device import Device, open_device
+from atlas_lab.runtime.interpreter import InterpreterDevice
+from atlas_lab.simt import Options
+
+ARMS = {a.name: a for a in atlas_arms()}
+HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
+FORMS = {"bf16_wgmma": "bf16", "fp8_wgmma_w8a8": "fp8"}
+BOTH = pytest.mark.parametrize("name", FORMS)
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request) -> Iterator[Device]:
+    if request.param == "cuda" and request.config.getoption("--device", "auto") != "cuda":
+        pytest.skip("needs --device=cuda")
+    with open_device(request.param, *([HOPPER] if request.param == "interpreter" else [])) as opened:
+        yield opened
+
+
+def case_of(name: str, m: int, n: int, k: int, columns: int = 0, cluster: int = 1) -> Case:
+    setting = (("cluster", cluster), ("columns", columns)) if columns else ()
+    return Case(name, ("ffn.up",), m, n, k, FORMS[name], setting=setting)
+
+
+def tile_of(case: Case, base) -> tuple[int, int, int]:
+    """Rows and columns of the tile that a case's product is made of, and blocks of a cluster."""
+    parameters = dict(launched(case, ARMS[case.arm], base)[-1].spec.parameters)
+    return parameters["bm"], parameters["bn"], parameters["cluster"]
+
+
+def ran(case: Case, device: Device) -> Ran:
+    return run(case, ARMS[case.arm], device, base_context(device.target))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(17, 8, 16), (33, 96, 48), (100, 136, 272), (129, 264, 144), (17, 136, 1040), (64, 5, 16), (65, 77, 400)],
+)
+@BOTH
+def test_awkward_shapes(name: str, m: int, n: int, k: int, device) -> None:
+    result = run_case(case_of(name, m, n, k), ARMS[name], device, base_context(device.target))
+    assert result.ok, result.sentence
+
+
+@pytest.mark.parametrize("m", [NARROW, 131])
+@BOTH
+def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(name: str, m: int, monkeypatch) -> None:
+    """Whatever the model would choose: each block takes several tiles, its ring goes around."""
+    arm = ARMS[name]
+    for t in arm.tiles()[m > NARROW]:
+        target = replace(HOPPER, sms=t.cluster)
+        monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
+        case = case_of(name, m, t.bn * t.cluster + (8 if t.mapped else 3), 144)
+        assert tile_of(case, base_context(target)) == (t.bm, t.bn, t.cluster)
+        with open_device("interpreter", target) as device:
+            result = run_case(case, arm, device, base_context(target))
+        assert result.ok, result.sentence
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [61, 333, 1100])
+@BOTH
+def test_every_tile_on_a_card(name: str, m: int, device, monkeypatch) -> None:
+    """Rings that go around and blocks that take several tiles; all tiles give the same bits."""
+    if device.name != "cuda":
+        pytest.skip("the interpreter's cases are smaller")
+    arm, base, outputs = ARMS[name], base_context(device.target), []
+    for t in arm.tiles()[m > NARROW]:
+        monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
+        case = case_of(name, m, 5000, 2064)
+        result = run_case(case, arm, device, base)
+        assert result.ok, f"{t}: {result.sentence}"
+        outputs.append(ran(case, device).out)
+    assert all(oracle.same_bits(outputs[0], out) for out in outputs)
+
+
+@BOTH
+def test_bits_depend_on_no_tile_no_rows_and_no_order(name: str) -> None:
+    outputs = []
+    for target, form, options, seed in (
+        (HOPPER, (40, 4), Options(), 0),
+        (HOPPER, (64, 2), Options(order="random", late_async="random"), 1),
+        (replace(HOPPER, sms=3), (136, 1), Options(order="random", resident=3), 2),
+        (replace(HOPPER, sms=2), (128, 2), Options(order="random", late_async="random"), 3),
+    ):
+        device = InterpreterDevice(target, seed=seed, options=options)
+        outputs.append(ran(case_of(name, 33, 136, 272, *form), device).out)
+        outputs.append(ran(case_of(name, 129, 136, 272), device).out[:33])
+        outputs.append(ran(case_of(name, 33, 136, 272, *form), device).out)
+    first, *rest = outputs
+    assert all(oracle.same_bits(first, out) for out in rest)
+
+
+def spoiled(launch: Launch, **changes) -> Launch:
+    """A launch whose map of W has another box, or with other fields."""
+    box = changes.pop("box", None)
+    args = list(launch.args)
+    if box is not None:
+        args[1] = replace(args[1], box=box)
+    return replace(launch, args=tuple(args), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"box": (32, 64)}, simt.Deadlock, "wgmma_ring.py"),
+        ({"shared": 8 * (64 + 40) * 128}, simt.SimtError, "dynamic shared memory"),
+        ({"block": 128}, simt.Deadlock, "wgmma_ring.py"),
+    ],
+)
+def test_a_launch_that_fits_its_kernel_no_longer_is_reported(monkeypatch, changes, error, text) -> None:
+    arm = ARMS["bf16_wgmma"]
+    lower = arm.lower
+    monkeypatch.setattr(arm, "lower", lambda c: [spoiled(x, **changes) for x in lower(c)])
+    with open_device("interpreter", HOPPER) as device, pytest.raises(error, match=text):
+        ran(case_of("bf16_wgmma", 17, 40, 128, 40), device)
+
+
+def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> None:
+    """A stage that one of four warps releases for all is loaded while the others' products read it."""
+    from atlas_lab.kernels.gemm import wgmma_bf16
+
+    of_ring = wgmma_ring.ring
+    monkeypatch.setattr(wgmma_ring, "warps_of", lambda bm, cluster: 1)
+    monkeypatch.setattr(wgmma_bf16, "ring", of_ring.__wrapped__)
+    faulty = wgmma_bf16.wgmma_bf16(64, 40, 3, False)
+    arm = ARMS["bf16_wgmma"]
+    lower = arm.lower
+    shared = wgmma_ring.shared_of(3, 104 * 128)
+    monkeypatch.setattr(arm, "kernels", (faulty,))
+    monkeypatch.setattr(arm, "lower", lambda c: [replace(x, kernel=faulty, shared=shared) for x in lower(c)])
+    device = InterpreterDevice(HOPPER, options=Options(late_async=True))
+    with pytest.raises(simt.SimtError, match="wgmma_"):
+        ran(case_of("bf16_wgmma", 17, 40, 1024, 40), device)
+
+
+def test_x_that_is_loaded_before_it_was_quantized_is_reported(monkeypatch) -> None:
+    from atlas_lab.kernels.gemm import wgmma_fp8 as fp8
+
+    of_loader = fp8.loader
+
+    def early(ring, walk, per_row, stages, bring_w, bring_x):
+        run = of_loader(ring, walk, per_row, stages, bring_x, bring_w)
+
+        @L.device
+        def swapped(w, x, m, n, k):
+            run(x, w, m, n, k)
+
+        return swapped
+
+    monkeypatch.setattr(fp8, "loader", early)
+    arm = ARMS["fp8_wgmma_w8a8"]
+    tile = Tile(NARROW, 40, 1, 4)
+    faulty = fp8.wgmma_fp8(64, 40, tile.stages, False, raster=7)
+    lower = arm.lower
+    monkeypatch.setattr(arm, "tile", lambda c: tile)
+    monkeypatch.setattr(arm, "kernels", (quantize_fp8_groups, faulty))
+    monkeypatch.setattr(arm, "lower", lambda c: [lower(c)[0], replace(lower(c)[1], kernel=faulty)])
+    with open_device("interpreter", HOPPER) as device, pytest.raises(simt.Unwaited, match=r"x\.codes"):
+        ran(case_of("fp8_wgmma_w8a8", 17, 40, 128), device)
+
+
+def test_columns_that_more_scales_cover_than_a_tile_has_are_refused() -> None:
+    assert [grid_rows(bn) for bn in (40, 64, 128, 136, 192, 152)] == [2, 1, 1, 2, 2, 3]
+    with pytest.raises(ValueError, match="found 152 columns, which lie in 3 rows of scales, expected 1 or 2"):
+        wgmma_fp8(64, 152, 4, False)
+
+
+def test_stores_by_the_copy_engine_need_whole_boxes_and_aligned_memory() -> None:
+    with pytest.raises(ValueError, match="found 136 columns, expected a multiple of 64"):
+        map_storer(136, 0)
+    with pytest.raises(ValueError, match="found memory from byte 512, expected a multiple of 1024"):
+        map_storer(128, 512)
+
+
+def test_rows_that_tma_cannot_load_are_refused() -> None:
+    base = base_context(HOPPER)
+    assert "K must be a multiple of 8" in str(verdict_of(case_of("bf16_wgmma", 17, 8, 36), ARMS["bf16_wgmma"], base))
+    fp8 = verdict_of(case_of("fp8_wgmma_w8a8", 17, 8, 40), ARMS["fp8_wgmma_w8a8"], base)
+    assert "K must be a multiple of 16" in str(fp8)
+    elsewhere = base_context(next(t for t in shipped_targets() if t.arch != "sm_90a"))
+    assert not verdict_of(case_of("bf16_wgmma", 17, 8, 64), ARMS["bf16_wgmma"], elsewhere)
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 8), (17, 200), (35, 1032)])
+def test_activations_are_quantized_as_on_the_host(m: int, k: int) -> None:
+    rng = np.random.default_rng(m)
+    x = (rng.standard_normal((m, k)) * 2.0 ** rng.integers(-40, 40, (m, 1))).astype(ml_dtypes.bfloat16)
+    x[0, : min(k, 128)] = 0
+    groups, pitch = -(-k // 128), m + 3
+    codes, scales = fp8_groups.quantize(x.astype(np.float32))
+    buffers = [
+        simt.Buffer("x", x.nbytes, data=x),
+        simt.Buffer("codes", m * k),
+        simt.Buffer("scales", 4 * groups * pitch),
+    ]
+    simt.run(quantize_fp8_groups, grid=(-(-m // ROWS), groups), block=THREADS, args=(*buffers, m, k, pitch))
+    assert oracle.same_bits(buffers[1].array(ml_dtypes.float8_e4m3fn, (m, k)), codes)
+    assert oracle.same_bits(buffers[2].array(np.float32, (groups, pitch))[:, :m], scales)
+    assert (
+        np.abs(fp8_groups.dequantize(codes, scales) - x.astype(np.float64)).max()
+        <= np.abs(x.astype(np.float64)).max() / 16
+    )
+
+
+def test_tiles_are_chosen_for_what_they_must_fill() -> None:
+    """At M = 64 a tile for every SM of one wave; at M = 4096 the largest; at 512 the one with the fewest waves."""
+    arm = ARMS["bf16_wgmma"]
+    assert arm.settings(17408, 5120, HOPPER)[0] == (("cluster", 2), ("columns", 136))
+    base = base_context(HOPPER)
+    assert tile_of(case_of("bf16_wgmma", 4096, 17408, 5120), base) == (WIDE, 256, 1)
+    assert tile_of(case_of("bf16_wgmma", 512, 17408, 5120), base) == (WIDE, 176, 1)
+    assert [Tile(NARROW, 40, c).at_once(132) for c in (1, 2, 4)] == [132, 132, 128]
+    assert Tile(NARROW, 40, 4).grid(64, 170, 132) == 8
