@@ -10,7 +10,7 @@ import pytest
 
 # Seconds on two cores with a cold compile cache: about three times what they take there alone.
 BUDGETS = {
-    "arms": 600,
+    "arms": 750,
     "blocks": 120,
     "checkpoint": 120,
     "cli": 90,

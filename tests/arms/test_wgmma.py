@@ -146,7 +146,7 @@ def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> 
     from atlas_lab.kernels.gemm import wgmma_bf16
 
     of_ring = wgmma_ring.ring
-    monkeypatch.setattr(wgmma_ring, "warps_of", lambda bm, cluster: 1)
+    monkeypatch.setattr(wgmma_ring, "warps_of", lambda bm: 1)
     monkeypatch.setattr(wgmma_bf16, "ring", of_ring.__wrapped__)
     faulty = wgmma_bf16.wgmma_bf16(64, 40, 3, False)
     arm = ARMS["bf16_wgmma"]

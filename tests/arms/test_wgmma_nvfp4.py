@@ -83,7 +83,7 @@ def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(m: int, monkeypat
     for t in more if m > 64 else [t for t in few if t.bm - 32 < m <= t.bm]:
         target = replace(HOPPER, sms=t.cluster)
         monkeypatch.setattr(ARM, "tile", lambda c, t=t: t)
-        case = case_of(m, t.bn * t.at_once(t.cluster) + 8, 384)
+        case = case_of(m, t.bn * t.at_once(t.cluster) + 8, 640 if m <= 64 else 384)
         assert tile_of(case, base_context(target)) == (t.bm, t.bn, t.cluster)
         with open_device("interpreter", target) as device:
             result = run_case(case, ARM, device, base_context(target))
@@ -154,7 +154,7 @@ def test_fragments_are_the_weights_in_ascending_k_exactly() -> None:
 
 def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> None:
     """A stage that one of four warps releases for all is loaded while the others read it."""
-    monkeypatch.setattr(wgmma_ring, "warps_of", lambda bm, cluster: 1)
+    monkeypatch.setattr(wgmma_ring, "warps_of", lambda bm: 1)
     monkeypatch.setattr(kernels, "ring", wgmma_ring.ring.__wrapped__)
     tile = RepackedTile(32, 64)
     faulty = kernels.wgmma_nvfp4(32, 64, tile.stages, 3, raster=7)

@@ -19,7 +19,7 @@ from atlas_lab.core.target import Target
 from atlas_lab.core.tuning import Setting, chosen, setting
 from atlas_lab.core.verdict import Verdict, no, yes
 from atlas_lab.kernels.activation.gated import KINDS
-from atlas_lab.kernels.gemv.columns import TILE
+from atlas_lab.kernels.gemv.columns import TILE, finish_bytes
 from atlas_lab.kernels.lang import Kernel
 
 REGISTERS = 65536  # of an SM
@@ -50,8 +50,12 @@ class Mma(Arm):
     forms: Sequence[Form]
     caps: Mapping[tuple[int, int], int]
     """Registers a thread by columns of 8 rows of x and row tiles, which say how many blocks share an SM."""
+    apart: int = 8
+    """Registers that telling projections apart takes, more."""
     gate_caps: Mapping[int, int] = MappingProxyType({})
     """The same of kernels that make their own gated product, by columns; empty: there are none."""
+    tiles: int = 1
+    """Row tiles of a block where x has at most 8 rows."""
     ragged: bool = False
     """Whether the kernels take blocks of one tile after those of several."""
     variants: Sequence[Mapping[str, Any]] = (MappingProxyType({}),)
@@ -84,9 +88,9 @@ class Mma(Arm):
     def _kernel(self, form: Form, m: int, variant: Mapping[str, Any], way: str) -> Kernel:
         """`way` is empty, `pair` or `gate`, each after `dependent` where the kernel waits."""
         pair, gate = "pair" in way, "gate" in way
-        warps, depth, tiles, columns = _launched(form, m, pair=pair, gate=gate)
-        # what tells projections apart takes a few registers
-        cap = self.gate_caps[columns] if gate else self.caps[columns, tiles] + (8 if self.joined and not pair else 0)
+        warps, depth, tiles, columns = self._launched(form, m, pair=pair, gate=gate)
+        apart = self.apart if self.joined and not pair else 0
+        cap = self.gate_caps[columns] if gate else self.cap(columns, tiles, variant) + apart
         more = {"joined": self.joined and not pair, "pair": pair, "gate": gate, "dependent": "dependent" in way}
         return type(self).family(
             warps=warps,
@@ -104,7 +108,7 @@ class Mma(Arm):
         )
 
     def _work(self, form: Form, n: int, k: int) -> Work:
-        warps, depth, tiles, columns = _launched(form, 1)
+        warps, depth, tiles, columns = self._launched(form, 1)
         return Work(
             bytes=max(1, int(n * k * self.weight_bytes)),
             blocks=-(-n // (TILE * tiles)),
@@ -112,10 +116,25 @@ class Mma(Arm):
             registers=self.caps[columns, tiles],
             in_flight=depth * TILE * self.span * self.weight_bytes / 32,
             issue=self.issue,
-            shared=warps * depth * tiles * self.unit,
+            shared=self._shared(warps, depth, tiles, columns),
         )
 
+    def _shared(self, warps: int, depth: int, tiles: int, columns: int) -> int:
+        """Dynamic shared memory of a block, bytes: the warps' rings, then their sums in its place."""
+        return max(warps * depth * tiles * self.unit, finish_bytes(warps, columns, tiles))
+
+    def _launched(self, form: Form, m: int, *, pair: bool = False, gate: bool = False) -> tuple[int, int, int, int]:
+        """Warps, depth, row tiles and columns for m rows of x: a pair is two tiles, a gated product is made for one."""
+        warps, depth, wide_depth, wide_tiles = form
+        if m <= NARROW:
+            return warps, depth, 2 if pair else self.tiles, 1
+        return warps, wide_depth, 2 if pair else 1 if gate else wide_tiles, 2
+
     # what a format says
+
+    def cap(self, columns: int, tiles: int, variant: Mapping[str, Any]) -> int:
+        """Registers a thread of a kernel."""
+        return self.caps[columns, tiles]
 
     def fits(self, p: Projection) -> Verdict:
         """Whether one projection's weight can be read."""
@@ -157,7 +176,7 @@ class Mma(Arm):
         pair, gate = c.epilogue.activation, c.prologue
         way = ("dependent " if c.dependent else "") + ("pair" if pair else "gate" if gate else "")
         kernel = self._kernel(form, c.m, self.variant(w, key, c), way)
-        warps, depth, tiles, _ = _launched(form, c.m, pair=bool(pair), gate=bool(gate))
+        warps, depth, tiles, columns = self._launched(form, c.m, pair=bool(pair), gate=bool(gate))
         # of a pair c.n counts both, and y has as many columns as either
         n = c.n // 2 if pair else c.n
         weights = [self.operands(f) for f in c.weights.values()]
@@ -171,7 +190,7 @@ class Mma(Arm):
                 kernel,
                 grid=grid,
                 block=32 * warps,
-                shared=warps * depth * tiles * self.unit,
+                shared=self._shared(warps, depth, tiles, columns),
                 args=args,
                 flops=2 * c.m * c.n * c.k,
                 pipe="mma_bf16",
@@ -200,14 +219,6 @@ class Mma(Arm):
         """Rows of a weight whose projection ends where its tiles do."""
         rows: int = self.operands(w)[0].shape[0]
         return rows
-
-
-def _launched(form: Form, m: int, *, pair: bool = False, gate: bool = False) -> tuple[int, int, int, int]:
-    """Warps, depth, row tiles and columns for m rows of x: a pair is two tiles, a gated product is made for one."""
-    warps, depth, wide_depth, wide_tiles = form
-    if m <= NARROW:
-        return warps, depth, 2 if pair else 1, 1
-    return warps, wide_depth, 2 if pair else 1 if gate else wide_tiles, 2
 
 
 def _setting(form: Form) -> Setting:

@@ -52,8 +52,9 @@ class Fp8Mma(Mma):
     source = "fp8"
     family = staticmethod(mma_fp8)
     unit, span, weight_bytes, issue = UNIT, SPAN, 1, 0.11
-    forms: Sequence[Form] = ((8, 2, 2, 1), (4, 1, 1, 3))
-    caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 120, (2, 3): 152})
+    forms: Sequence[Form] = ((8, 2, 2, 1), (4, 1, 1, 2), (4, 1, 1, 3))
+    caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 96, (2, 3): 152})
+    apart = 16
     variants = tuple({"whole": w, "scale": d} for d in SCALES.values() for w in (True, False))
     tolerance = rounded(lambda k: 8 + ascending(SPAN, 1, 4, 12)(k), 1)
     reduction_class = class_t("units of 128", promotion=128)
@@ -80,6 +81,8 @@ class Fp8Mma(Mma):
 class Fp8RowMma(Fp8Mma):
     """Weights E4M3 `[N, K]` and a scale for each row as stored; made BF16 in registers, exactly (W8A16)."""
 
+    forms = ((8, 2, 2, 1), (4, 1, 1, 3))
+    caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 120, (2, 3): 152})
     variants = tuple({**v, "by_row": True} for v in Fp8Mma.variants)
 
     def fits(self, p: Projection) -> Verdict:

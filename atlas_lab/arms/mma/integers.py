@@ -31,8 +31,9 @@ class Q4KMma(Mma):
     source = "q4_k"
     family = staticmethod(mma_q4_k.mma_q4_k)
     unit, span, weight_bytes, issue = mma_q4_k.UNIT, mma_q4_k.SPAN, 144 / 256, 0.25
-    forms = ((4, 1, 2, 1), (8, 2, 2, 1))
-    caps = MappingProxyType({(1, 1): 104, (2, 1): 176})
+    forms = ((4, 1, 1, 1), (8, 2, 2, 1))
+    tiles = 2
+    caps = MappingProxyType({(1, 2): 96, (2, 1): 96, (2, 2): 136})
     # a group: two products, then its scale and its least value, each of which is rounded
     tolerance = rounded(lambda k: 2 + ascending(mma_q4_k.SPAN, 2, 4, 8)(k), 2)
     reduction_class = class_t("blocks of 256", promotion=32)
@@ -69,10 +70,14 @@ class Q2Mma(Mma):
     family = staticmethod(mma_q2_0.mma_q2_0)
     unit, span, weight_bytes, issue = 768, mma_q2_0.SPAN, 2.25 / 8, 0.2
     forms = ((8, 2, 2, 2), (4, 2, 2, 2))
-    caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 88, (2, 2): 104})
+    caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 88, (2, 2): 96})
     variants = tuple({"group": g} for g in GROUPS)
     tolerance = rounded(lambda k: 8 + ascending(mma_q2_0.SPAN, 1, 4, 8)(k), 2)
     reduction_class = class_t("units of 128", promotion=64)
+
+    def cap(self, columns: int, tiles: int, variant: Mapping[str, Any]) -> int:
+        # two scales a row and unit take more
+        return 104 if (columns, tiles, variant["group"]) == (2, 2, 64) else super().cap(columns, tiles, variant)
 
     def fits(self, p: Projection) -> Verdict:
         return can_repack_q2_0(p)

@@ -45,7 +45,7 @@ class RepackedTile(Tile):
 
     @property
     def threads(self) -> int:
-        return threads_of(self.bn)
+        return threads_of(self.bn, self.cluster)
 
     def at_once(self, sms: int) -> int:
         return super().at_once(sms) * per_sm(self.bm, self.bn)

@@ -48,7 +48,7 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        return threads_of(self.bm)
+        return threads_of(self.bm, self.cluster)
 
     def blocks(self, m: int, n: int) -> int:
         """Tiles of y, those of clusters that have blocks to spare too."""

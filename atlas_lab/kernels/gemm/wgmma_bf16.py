@@ -43,7 +43,7 @@ def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, cluster: int 
 
     load = loader(of_stages, of_tiles, BK, stages, bring_w, bring_x)
 
-    @L.kernel(launch_bounds=(threads_of(bm), 1))
+    @L.kernel(launch_bounds=(threads_of(bm, cluster), 1))
     def kernel(
         x: L.InMap[L.bf16],
         w: L.InMap[L.bf16],
@@ -58,6 +58,8 @@ def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, cluster: int 
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, x, m, n, k)
+            elif cluster > 1 and L.warpgroup_thread() >= 32 and L.warpgroup_thread() < 64:
+                of_stages.forward(of_tiles.mine(m, n) * L.i32((k + BK - 1) // BK))
         else:
             multiplying()
             tiles = L.dynamic_shared(L.u8, 0)

@@ -89,7 +89,7 @@ def wgmma_fp8(
 
     load = loader(of_stages, of_tiles, BK, stages, bring_w, bring_x)
 
-    @L.kernel(launch_bounds=(threads_of(bm), 1))
+    @L.kernel(launch_bounds=(threads_of(bm, cluster), 1))
     def kernel(
         x: L.InMap[L.e4m3],
         w: L.InMap[L.e4m3],
@@ -108,6 +108,8 @@ def wgmma_fp8(
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, (x, x_scales), m, n, k)
+            elif cluster > 1 and L.warpgroup_thread() >= 32 and L.warpgroup_thread() < 64:
+                of_stages.forward(of_tiles.mine(m, n) * L.i32((k + BK - 1) // BK))
         else:
             multiplying()
             tiles, of_rows = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.f32, scales_at)

@@ -59,7 +59,7 @@ def wgmma_nvfp4(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
 
     load = loader(of_stages, of_tiles, SPAN, stages, bring_w, bring_x)
 
-    @L.kernel(launch_bounds=(threads_of(bn), blocks))
+    @L.kernel(launch_bounds=(threads_of(bn, cluster), blocks))
     def kernel(
         x: L.InMap[L.bf16],
         w: L.InMap[L.u8],
@@ -76,6 +76,8 @@ def wgmma_nvfp4(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, x, m, n, k)
+            elif cluster > 1 and L.warpgroup_thread() >= 32 and L.warpgroup_thread() < 64:
+                of_stages.forward(of_tiles.mine(m, n) * L.i32(k // SPAN))
         else:
             multiplying()
             tiles = L.dynamic_shared(L.u8, 0)

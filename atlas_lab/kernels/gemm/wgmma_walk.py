@@ -12,12 +12,14 @@ from atlas_lab.kernels.lang import cuda
 
 
 class Walk(NamedTuple):
-    """Device functions: `first()` and `after(i)` number what a block takes, `count(m, n)` says how many there are, and
-    `at(i, m, n)` which row and column of y its tile starts at (a column past n where a cluster has blocks to spare)."""
+    """Device functions: `first()` and `after(i)` number what a block takes, `count(m, n)` says how many there are,
+    `mine(m, n)` how many are this block's, and `at(i, m, n)` which row and column of y its tile starts at (a column
+    past n where a cluster has blocks to spare)."""
 
     first: L.DeviceFunction
     after: L.DeviceFunction
     count: L.DeviceFunction
+    mine: L.DeviceFunction
     at: L.DeviceFunction
 
 
@@ -40,13 +42,18 @@ def walk(bm: int, bn: int, raster: int, cluster: int) -> Walk:
         return L.i32((m + bm - 1) // bm) * L.i32((n + wide - 1) // wide)
 
     @L.device
+    def mine(m, n):
+        clusters = L.i32(cuda.gridDim.x // cluster)
+        return L.i32((count(m, n) - first() + clusters - 1) // clusters)
+
+    @L.device
     def at(i, m, n):
         row0, col0 = tile_at(i, m, n, bm, wide, raster)
         if cluster > 1:
             col0 = col0 + L.i32(L.cluster_rank()) * bn
         return L.i32(row0), L.i32(col0)
 
-    return Walk(first, after, count, at)
+    return Walk(first, after, count, mine, at)
 
 
 @functools.cache

@@ -188,9 +188,9 @@ def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any, lift: f
     """A device function `(y, sums, args, which, row, rows, m, n, kind)`: adds the warps' sums in their order, times
     `lift`, times `alpha(args, which)`, and stores what exists of this block's columns of y BF16 `[m, n]`: column `row`
     and on, of which `rows` are left. With `pair` the two tiles are of projections 0 and 1, gate and up: both are
-    rounded to BF16, and y is their gated product, of activation `kind`."""
-    line = PADDED * tiles
-    size = 8 * columns * line
+    rounded to BF16, and y is their gated product, of activation `kind`. It takes `finish_bytes` of the launch's dynamic
+    shared memory, from its start."""
+    line, size = PADDED * tiles, _floats(columns, tiles)
     width = TILE if pair else TILE * tiles
 
     @L.device
@@ -204,7 +204,8 @@ def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any, lift: f
 
     @L.device
     def store(y, sums, args, which, row, rows, m, n, kind):
-        shared = L.shared(L.f32, warps * size)
+        cuda.syncthreads()  # every warp has read its ring, which lay here
+        shared = L.dynamic_shared(L.f32, 0)
         lane = L.lane_id()
         first = L.warp_id() * size + (lane >> 2) + 2 * (lane & 3) * line
         for t in L.unroll(tiles):
@@ -229,3 +230,13 @@ def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any, lift: f
             i = L.i32(i + 32 * warps)
 
     return store
+
+
+def _floats(columns: int, tiles: int) -> int:
+    """The sums of a warp."""
+    return 8 * columns * PADDED * tiles
+
+
+def finish_bytes(warps: int, columns: int, tiles: int) -> int:
+    """Shared memory that `finish` takes."""
+    return 4 * warps * _floats(columns, tiles)

@@ -41,7 +41,7 @@ def mma_bf16(
                 L.cp_async_16_stream(ring, at + 512 * (2 * i + h) + 16 * lane, source[h], column, valid)
 
     @L.device
-    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
+    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
         lane = L.lane_id()
         for i in L.unroll(2):
             v = fetch(x, rows, k, L.i32(unit * SPAN + 32 * i + RUN * (lane & 3)), kind)

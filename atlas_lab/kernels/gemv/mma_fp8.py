@@ -30,10 +30,12 @@ def mma_fp8(
     `first`, `second` (multiples of 128 under block scales) and `pair` as in `mma_nvfp4_lanes`. Weights become BF16 in
     registers, exactly; sums over 128 of K are scaled and added.
     """
-    place, fetch = activations(columns, RUN, whole=whole)
+    wide = columns > 1
+    place, fetch = activations(columns, RUN, whole=whole, ordered=wide)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled_add, scaled, mine = axpy(4 * columns), scaled_rows(columns), part_of(4 * columns)
-    load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
+    loads = (L.ldg_f32, L.ldg_bf16, L.ld_in_f32, L.ld_in_bf16)
+    load_scale = loads[2 * wide + (scale is not L.f32)]
 
     @L.device
     def locate(args, which, row, count, k):
@@ -61,40 +63,59 @@ def mma_fp8(
             L.cp_async_16_stream(ring, to + 512 * c, source[0], L.i32(row * k + column), valid)
 
     @L.device
-    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
-        lane = L.lane_id()
+    def first_half(x, rows, k, unit, kind):
+        return fetch(x, rows, k, L.i32(unit * SPAN + RUN * (L.lane_id() & 3)), kind)
+
+    @L.device
+    def factors(source, args, unit):
+        """The scales of the lane's rows of each tile."""
         f = ()
         for t in L.unroll(tiles):
             for h in L.unroll(2):
                 step = L.i32(0 if by_row else unit * args[7])
-                f = f + (load_scale(source[4 * t + 2 + h], step),)
+                if by_row or h == 0:
+                    f = f + (load_scale(source[4 * t + 2 + h], step),)
+        return f
+
+    @L.device
+    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
+        lane = L.lane_id()
+        f = () if wide else factors(source, args, unit)
         parts = ()
         for i in L.unroll(2):
-            v = fetch(x, rows, k, L.i32(unit * SPAN + 64 * i + RUN * (lane & 3)), kind)
+            v = ready
+            if not wide or i > 0:
+                v = fetch(x, rows, k, L.i32(unit * SPAN + 64 * i + RUN * (lane & 3)), kind)
             found = ()
             for t in L.unroll(tiles):
                 here = L.i32(at + UNIT * t + 128 * (lane >> 2) + 16 * ((lane & 3) + 4 * i ^ ((lane >> 2 & 1) << 2)))
-                p, q = L.lds_v4_b32(ring, here), L.lds_v4_b32(ring, here + 1024)
-                a, b = L.e4m3x4_bf16x2(p[0]), L.e4m3x4_bf16x2(q[0])
-                if i == 0:
-                    part = begin((a[0], b[0], a[1], b[1]), v, 0)
-                else:
-                    part = add(mine(parts, t), 0, (a[0], b[0], a[1], b[1]), v, 0)
-                for j in L.unroll(1, 4):
-                    a, b = L.e4m3x4_bf16x2(p[j]), L.e4m3x4_bf16x2(q[j])
-                    part = add(part, 0, (a[0], b[0], a[1], b[1]), v, j)
+                if not wide:
+                    p, q = L.lds_v4_b32(ring, here), L.lds_v4_b32(ring, here + 1024)
+                part = () if i == 0 else mine(parts, t)
+                for j in L.unroll(4):
+                    if wide and j % 2 == 0:
+                        p = L.lds_v2_b32(ring, here + 4 * j)
+                        q = L.lds_v2_b32(ring, here + 1024 + 4 * j)
+                    word = j % 2 if wide else j
+                    a, b = L.e4m3x4_bf16x2(p[word]), L.e4m3x4_bf16x2(q[word])
+                    if i == 0 and j == 0:
+                        part = begin((a[0], b[0], a[1], b[1]), v, 0)
+                    else:
+                        part = add(part, 0, (a[0], b[0], a[1], b[1]), v, j)
                 found = found + part
             parts = found
+        if wide:  # few registers are left: the scales come last
+            f = factors(source, args, unit)
         out = ()
         for t in L.unroll(tiles):
             if by_row:
                 out = out + scaled(mine(sums, t), mine(parts, t), f[2 * t], f[2 * t + 1])
             else:
-                out = out + scaled_add(mine(sums, t), mine(parts, t), f[2 * t])
+                out = out + scaled_add(mine(sums, t), mine(parts, t), f[t])
         return out
 
     run = stream(
-        Reader(SPAN, UNIT, 4, locate, copy, use, no_alpha, crosses=True),
+        Reader(SPAN, UNIT, 4, locate, copy, use, no_alpha, crosses=True, early=first_half if wide else None),
         place,
         warps,
         depth,

@@ -26,12 +26,10 @@ def mma_int8(
     tiles: int = 1,
     columns: int = 1,
     blocks: int = 3,
-    joined: bool = False,
-    pair: bool = False,
 ):
-    """q I8 `[n_i, k]` and scales F32 `[n_i, k/32]` of up to three projections, x BF16 `[m, k]`, y BF16
-    `[m, n]`; m at most 8·columns, k a multiple of 128. `first`, `second` and `pair` as in `mma_nvfp4_lanes`. Weights
-    become BF16 in registers, exactly; sums over 32 of K are scaled and added in FP32."""
+    """q I8 `[n, k]` and scales F32 `[n, k/32]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of
+    128; of several weights the first. Weights become BF16 in registers, exactly; sums over 32 of K are scaled and added
+    in FP32."""
     place, fetch = activations(columns, RUN, crossed=True)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine = scaled_rows(columns), part_of(4 * columns)
@@ -61,7 +59,7 @@ def mma_int8(
         return even, L.badd2(w & LOW | magic, w & SIGN | (magic | 0x80008000))
 
     @L.device
-    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
+    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
         lane = L.lane_id()
         magic = opaque(MAGIC, k)
         for g in L.unroll(4):
@@ -81,7 +79,7 @@ def mma_int8(
             sums = out
         return sums
 
-    run = stream(Reader(SPAN, UNIT, 4, locate, copy, use, no_alpha), place, warps, depth, tiles, columns, joined, pair)
+    run = stream(Reader(SPAN, UNIT, 4, locate, copy, use, no_alpha), place, warps, depth, tiles, columns)
 
     @L.kernel(launch_bounds=(32 * warps, blocks))
     def kernel(

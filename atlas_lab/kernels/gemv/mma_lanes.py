@@ -49,7 +49,7 @@ def mma_nvfp4_lanes(
         L.cp_async_4(ring, at + 1024 + 4 * lane, source[0], base + 1024 + 4 * lane, 4)
 
     @L.device
-    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
+    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
         lane = L.lane_id()
         column = L.i32(unit * SPAN + RUN * (lane & 3))
         for b in L.unroll(2):

@@ -46,7 +46,7 @@ def mma_nvfp4(
                 L.cp_async_4(ring, at + 1024 + 128 * h + 4 * lane, source[2 + h], 8 * unit + (lane & 2) * 2, 4)
 
     @L.device
-    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
+    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
         lane = L.lane_id()
         v = fetch(x, rows, k, L.i32(unit * SPAN + RUN * (lane & 3)), kind)
         for t in L.unroll(tiles):

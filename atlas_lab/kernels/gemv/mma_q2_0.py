@@ -20,12 +20,10 @@ def mma_q2_0(
     tiles: int = 1,
     columns: int = 1,
     blocks: int = 3,
-    joined: bool = False,
-    pair: bool = False,
 ):
-    """Weights of up to three projections as `repacked_q2_0` makes them, U8 `[ceil(n_i/16), k/128, 576 or 544]` for
-    groups of 64 or 128, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns. `first`, `second` and
-    `pair` as in `mma_nvfp4_lanes`. The sum of (code - 1)·x over a group is scaled in FP32."""
+    """Weights as `repacked_q2_0` makes them, U8 `[ceil(n/16), k/128, 576 or 544]` for groups of 64 or 128, x BF16
+    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns; of several weights the first. The sum of (code - 1)·x over a group
+    is scaled in FP32."""
     place, fetch = activations(columns, RUN)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine = scaled_rows(columns), part_of(4 * columns)
@@ -59,7 +57,7 @@ def mma_q2_0(
         return out
 
     @L.device
-    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live):
+    def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
         lane = L.lane_id()
         magic = opaque(MAGIC, k)
         parts = ()
@@ -87,7 +85,7 @@ def mma_q2_0(
             sums = out
         return sums
 
-    run = stream(Reader(SPAN, held, 1, locate, copy, use, no_alpha), place, warps, depth, tiles, columns, joined, pair)
+    run = stream(Reader(SPAN, held, 1, locate, copy, use, no_alpha), place, warps, depth, tiles, columns)
 
     @L.kernel(launch_bounds=(32 * warps, blocks))
     def kernel(

@@ -18,8 +18,9 @@ class Reader(NamedTuple):
     A unit is 16 rows by `span` K, `size` bytes of a warp's ring. `locate(args, which, row, count, k)` returns the
     pointers of the tile of projection `which` that begins at its row `row` of `count`;
     `copy(ring, at, source, unit, k)` starts the copies of a unit to byte `at`;
-    `use(sums, ring, at, source, args, x, rows, k, unit, kind, live)` adds the units of the first `live` tiles, whose
-    sources follow each other;
+    `use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready)` adds the units of the first `live` tiles,
+    whose sources follow each other;
+    `early(x, rows, k, unit, kind)`, if any, is what `ready` is: of x, loaded before the warp waits for its weights;
     `lift`, then `alpha(args, which)`, are what the sums are multiplied by. `crosses` says that lanes read what others
     copied, `ragged` that `use` heeds `live`; where it does not, all tiles are.
     """
@@ -34,6 +35,7 @@ class Reader(NamedTuple):
     crosses: bool = False
     ragged: bool = False
     lift: float = 1.0
+    early: Any = None
 
 
 @L.device
@@ -74,6 +76,11 @@ def nothing():
     return None
 
 
+@L.device
+def not_early(x, rows, k, unit, kind):
+    return ()
+
+
 def stream(
     reader: Reader,
     place: Any,
@@ -81,8 +88,8 @@ def stream(
     depth: int,
     tiles: int,
     columns: int,
-    joined: bool,
-    pair: bool,
+    joined: bool = False,
+    pair: bool = False,
     dependent: bool = False,
 ):
     """A device function `(args, x, y, m, n, k, first, second, kind, full)`: all that the kernel does."""
@@ -91,6 +98,7 @@ def stream(
     store = finish(warps, columns, tiles, pair, reader.alpha, reader.lift)
     after_others = wait_and_signal if dependent else nothing
     each, crosses, ragged = reader.pointers, reader.crosses, reader.ragged
+    early = reader.early or not_early
 
     @L.device
     def start(ring, slot, source, unit, units, k, live):
@@ -123,11 +131,12 @@ def stream(
         rows = place(m, k)
         sums = L.zeros(4 * columns * tiles)
         unit, slot = L.i32(L.warp_id()), L.i32(0)
+        ready = early(x, rows, k, unit if unit < units else L.i32(0), kind)
         while unit < units:
             L.cp_async_wait(depth - 1)
             if crosses:
                 cuda.syncwarp()
-            sums = use(sums, ring, slot, source, args, x, rows, k, unit, kind, live)
+            sums = use(sums, ring, slot, source, args, x, rows, k, unit, kind, live, ready)
             if crosses:
                 cuda.syncwarp()
             start(ring, slot, source, L.i32(unit + depth * warps), units, k, live)
@@ -135,6 +144,7 @@ def stream(
             if slot == depth * size:
                 slot = L.i32(0)
             unit = L.i32(unit + warps)
+            ready = early(x, rows, k, unit if unit < units else L.i32(0), kind)
         store(y, sums, args, which, row, min(count - inside, TILE * live), m, n, kind)
 
     return run
