@@ -126,7 +126,7 @@ def test_bits_depend_on_no_tile_no_rows_and_no_order() -> None:
 
 
 def test_it_reads_the_copy_that_decode_reads() -> None:
-    """One buffer for both arms: a plan that uses both charges it once."""
+    """Copies of one identity are one buffer, built once and charged once."""
     base = base_context(HOPPER)
     (p,) = site_of(case_of(17, 40, 256)).projections
     (mine,), (decodes,) = (ARMS[name].finalize(p, base) for name in (ARM.name, "nvfp4_mma_repacked"))

@@ -57,6 +57,16 @@ def test_equal_layers_are_one_group(model_registry):
     ]
 
 
+def test_decode_and_prefill_on_one_repacked_copy_hold_no_other(registry):
+    """As many bytes as stored, where N is in whole tiles: the stored weights go once the copy is made."""
+    orders = (Order("*", rows_from(1), ("nvfp4_mma_repacked", "nvfp4_wgmma"), "arms"),)
+    p = cases.planned(registry, "nvfp4", orders, SMALL)
+    found = {r.label: r.bytes for r in p.load.ledger()}
+    assert set(found) == {"derived nvfp4_lanes", "checkpoint bf16"}
+    in_place = cases.planned(registry, "nvfp4", (Order("*", rows_from(1), ("nvfp4_gemm",), "arms"),), SMALL)
+    assert found["derived nvfp4_lanes"] == {r.label: r.bytes for r in in_place.load.ledger()}["checkpoint nvfp4"]
+
+
 @pytest.mark.parametrize("spelled", ["bf16", "fp8", "nvfp4", "nvfp4+fp8", "q2_0_g64"])
 @pytest.mark.parametrize("orders", [(), cases.HYBRID, INT8], ids=["built in", "hybrid", "int8"])
 def test_resident_bytes_add_up(model_registry, spelled: str, orders: tuple[Order, ...]):
