@@ -39,7 +39,8 @@ def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
         assert 1 in ns
         assert any(n % 2 for n in ns - {1})
     assert max(ns) > 128
-    assert len(ks) >= {128: 4, 256: 3}.get(min(ks), 5)
+    long = arm.rows.first <= 16  # drawn for few rows alone
+    assert len(ks) >= {128: 3 + long, 256: 3}.get(min(ks), 5)
     assert max(ks) > 1024
     assert {c.values for c in drawn} == {"heavy", "plain", "huge", "tiny"}
     unreached = [c for c in drawn if c.why == "a kernel that no other case launches"]
@@ -70,7 +71,7 @@ def test_every_kernel_that_a_small_shape_reaches_is_launched(name: str) -> None:
     arm, base = ARMS[name], base_context(H200)
     reached = {k for c in cases(arm) for k in launched(c, arm, base)}
     never = [dict(k.spec.parameters) for k in arm.kernels if k not in reached]
-    assert all(p.get("bm", 0) >= 128 for p in never), "only tiles that need a card full of them"
+    assert all(p.get("bm", 0) >= 96 for p in never), "only tiles that need a card full of them"
     assert len(never) < len(arm.kernels)
 
 

@@ -1,10 +1,10 @@
 """Repacked NVFP4 as operand A of warpgroup products, in ascending K: weights `repacked_nvfp4` makes for mma.sync.
 
 There a lane owns a group of 16 K and permutes x alike. Here x is operand B, which a descriptor reads in chunks of 8 K,
-pair t of every chunk for lane 4g + t; a copy engine cannot move pairs about, a launch that does would cost up to a
-tenth of the product, and a second copy of the weights their size. But a lane can take its pairs from what all four
-lanes of its quad own: 16 bytes are the group of 16 that one product covers, of which registers 2t and 2t + 1 of either
-pair of words are pair t of the group's first and second chunk, rows g and g + 8.
+pair t of every chunk for lane 4g + t; a copy engine cannot move pairs about, a launch that does costs a read and a
+write of x, and a second copy of the weights their size. But a lane can take its pairs from what all four lanes of its
+quad own: 16 bytes are the group of 16 that one product covers, of which registers 2t and 2t + 1 of either pair of words
+are pair t of the group's first and second chunk, rows g and g + 8.
 """
 
 from atlas_lab.kernels import lang as L
