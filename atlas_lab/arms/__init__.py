@@ -28,7 +28,7 @@ def atlas_arms() -> list[Arm]:
         *(Bf16Gemv(), Bf16Mma("bf16_mma"), Bf16Wgmma(), Bf16Gemm()),
         *(Fp8Gemv(), Fp8RowGemv(), Fp8Mma("fp8_mma"), Fp8RowMma("fp8_row_mma"), Fp8WgmmaW8A8(), Fp8Gemm()),
         *(Nvfp4Gemv(), Nvfp4Gemv64(), Nvfp4Mma("nvfp4_mma"), Nvfp4MmaRepacked("nvfp4_mma_repacked")),
-        # on warpgroups after the one that reads what is stored: it has not run on a card yet
+        # nvfp4_wgmma last: where an order or pin names it
         *(Nvfp4Gemm(), Nvfp4Wgmma()),
         *(Q4KGemv(), Q4KMma("q4k_mma"), Q2Gemv(), Q2Mma("q2_mma"), Int8Gemv(), Int8Mma("int8_mma")),
         # two or three projections in one launch: where an order or a pin names them

@@ -18,9 +18,9 @@ class TensorMap:
 
     `view` has 1 to 5 dimensions, the last one dense, the others a multiple of 16 bytes apart; elements outside it are
     zero when loaded and not written. `box` is what one copy moves, 1 to 256 elements a dimension, in the order of the
-    view's shape; its rows are a multiple of 16 bytes. `swizzle` of shared memory in bytes: 0, or 32, 64, 128, which
-    the box's rows are then long. `promotion`: the least the L2 fetches, in bytes (0, 64, 128, 256). Raises ValueError.
-    Source: CUDA driver API, cuTensorMapEncodeTiled.
+    view's shape; its rows are a multiple of 16 bytes. `swizzle` of shared memory in bytes: 0, or 32, 64 or 128,
+    then the length of a box's row. `promotion`: the least the L2 fetches, in bytes (0, 64, 128, 256). Raises
+    ValueError. Source: CUDA driver API, cuTensorMapEncodeTiled.
     """
 
     view: Tensor
@@ -44,7 +44,7 @@ class TensorMap:
             yield f"a view of {len(view.shape)} dimensions, expected 1 to 5"
         if len(self.box) != len(view.shape):
             yield f"a box of {len(self.box)} dimensions, expected the view's {len(view.shape)}"
-        if not all(1 <= e <= 256 for e in self.box):
+        if not all(type(e) is int and 1 <= e <= 256 for e in self.box):
             yield f"box {self.box}, expected 1 to 256 elements a dimension"
         if not all(1 <= e <= 1 << 32 for e in view.shape):
             yield f"shape {view.shape}, expected extents of 1 to 2**32"

@@ -21,10 +21,10 @@ class Products:
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], np.ndarray] = {}
 
-    def of(self, weight: Stored, x: np.ndarray) -> np.ndarray:
-        """float64 `[M, N]`. Weights of one format and shape are one weight here, and so are x of as many rows and one
-        dtype."""
-        key = (weight.format, weight.n, weight.k, x.shape[0], x.dtype)
+    def of(self, weight: Stored, x: np.ndarray, made_by: str = "") -> np.ndarray:
+        """float64 `[M, N]`. Weights of one format and shape are one weight here, and so are x of as many rows that came
+        from `made_by`."""
+        key = (weight.format, weight.n, weight.k, x.shape[0], made_by)
         if key not in self._known:
             while len(self._known) >= self.MOST:
                 del self._known[next(iter(self._known))]

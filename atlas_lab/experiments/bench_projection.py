@@ -140,7 +140,8 @@ class Projections:
             blocks = {t.name: [float(s) * 1e6 for s in found.blocks(t.name)] for t in timed}
             fill(cell, step, blocks, device.target, seed)
             if peer is not None:
-                exact = self.with_.products.of(stored, x if peer.x is None else peer.x)
+                read, made_by = (x, "") if peer.x is None else (peer.x, peer.name)
+                exact = self.with_.products.of(stored, read, made_by)
                 cell.peer = bench_peer.result(peer, exact, blocks[PEER], blocks[OURS], seed)
             cell.must = musts(case, cell)
 

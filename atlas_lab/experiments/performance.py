@@ -19,7 +19,10 @@ RUNNING = (
     "bracket is the 95 % bootstrap interval. The floor is the larger of the read kernel's time and the operations "
     "over their pipe's rate. Speeds relative to a peer hold across runs, absolute times drift."
 )
-CHECKED = "The error is that of a peer's whole output against the float64 product of the weights it read."
+CHECKED = (
+    "The error is that of a peer's whole output against the float64 product of what it multiplied: the weights it "
+    "read, and x as it quantized it where it does, in time that is not counted."
+)
 TITLES = {"decode": "Decode: 1 to 16 rows"}
 LOAD_HEAD = ("case", "load, ms", "copies, ms", "rate of the copies' [95 %]")
 HEAD = (

@@ -110,7 +110,7 @@ def test_scaled_mm_multiplies_quantized_activations(torch: FakeTorch, m: int, sc
     assert bench_peer.result(peer, held.product(peer.x), [1.0] * 5, [1.0] * 5, 0).wrong == ""
     assert bench_peer.result(peer, held.product(x), [1.0] * 5, [1.0] * 5, 0).wrong != ""
     products = bench_peer.Products()
-    assert not np.array_equal(products.of(held, x), products.of(held, peer.x))
+    assert not np.array_equal(products.of(held, x), products.of(held, peer.x, peer.name))
 
 
 @pytest.mark.parametrize(("format", "scale"), [("nvfp4", ""), ("fp8", ""), ("fp8", "bf16")])

@@ -51,7 +51,7 @@ class Mma(Arm):
     caps: Mapping[tuple[int, int], int]
     """Registers a thread by columns of 8 rows of x and row tiles, which say how many blocks share an SM."""
     apart: int = 8
-    """Registers that telling projections apart takes, more."""
+    """Registers a thread that a joined kernel needs beside `caps`."""
     gate_caps: Mapping[int, int] = MappingProxyType({})
     """The same of kernels that make their own gated product, by columns; empty: there are none."""
     tiles: int = 1

@@ -35,8 +35,8 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     element_bytes, pipe = 1, "mma_e4m3"
     beside = 4
     narrow = ((192, 1), (136, 1), (136, 2), (128, 2), (96, 2), (64, 2), (40, 1), (40, 4))
-    wide = ((192, 1), (136, 1), (128, 1), (128, 2), (96, 1), (64, 1), (40, 1), (40, 4))
-    # the products of 128 of K, then a fused addition for each in FP32, 2**12 times as fine
+    wide = ((192, 1), (136, 1), (128, 1), (128, 2), (64, 1), (40, 1), (40, 4))
+    # the products of 128 of K, then a fused addition for each in FP32: 2**-24, counted twice
     tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 4 + -(-k // (GROUP << 11)))
     accuracy = Accuracy(min_snr_db=26)
     reduction_class = ReductionClass("wgmma.m64k32.e4m3", "ascending K", promotion=GROUP)

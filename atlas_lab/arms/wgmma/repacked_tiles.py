@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atlas_lab.arms.wgmma.tiles import FIXED, L2_BYTES, SHARED_BYTES, STEP, Tile
-from atlas_lab.core.chip import PULL, QUARTERS, clock
+from atlas_lab.core.chip import PULL, QUARTERS, SHARED_RESERVED, clock
 from atlas_lab.core.target import Target
 from atlas_lab.kernels.gemm.wgmma_nvfp4 import stage_bytes, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_ring import BARS, GROUP_ROWS, MOST_STAGES, SHARED_LIMIT, threads_of
 from atlas_lab.kernels.gemv.mma_lanes import SPAN, UNIT
 
-SHARED_OF_SM = 228 << 10  # bytes, of which each block takes 1024 more than it asks for
+SHARED_OF_SM = SHARED_LIMIT + SHARED_RESERVED  # bytes
 ISSUED = 250  # instructions that a warp makes a stage's weights of and multiplies them by
-PRODUCT = 8  # clocks of a product beside its elements', which grow with the rows of x: its operand A
+PRODUCT = 8  # clocks of a product that do not grow with the rows of x: reading operand A
 ALONE = 450  # clocks of a stage whose warps find nothing else to wait beside
 
 
@@ -40,7 +40,7 @@ class RepackedTile(Tile):
 
     @property
     def stages(self) -> int:
-        room = min(SHARED_LIMIT, SHARED_OF_SM // per_sm(self.bm, self.bn) - 1024)
+        room = min(SHARED_LIMIT, SHARED_OF_SM // per_sm(self.bm, self.bn) - SHARED_RESERVED)
         return min(MOST_STAGES, (room - self.outside) // (self.stage + BARS))
 
     @property
@@ -61,7 +61,7 @@ class RepackedTile(Tile):
         beside = min(per_sm(self.bm, self.bn), -(-blocks // super().at_once(target.sms)))
         step = max(
             ALONE,
-            beside * (STEP + 8 * groups * PRODUCT + self.bm * self.bn * SPAN / element_rate),
+            beside * (STEP + SPAN // 16 * groups * PRODUCT + self.bm * self.bn * SPAN / element_rate),
             beside * groups * 4 * ISSUED / QUARTERS,
             beside * groups * (x + 2 * w) / SHARED_BYTES,
             beside * (x / self.cluster + w) / L2_BYTES,

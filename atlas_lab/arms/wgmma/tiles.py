@@ -83,6 +83,8 @@ class Tile:
 
 def ordered(tiles: Iterable[Tile], m: int, n: int, k_bytes: int, target: Target, pipe: str) -> list[Tile]:
     """Tiles that may store y of n columns and whose clusters fit, the fastest by the model first; equal ones as they
-    came."""
+    came; none where the target has no such pipe."""
+    if pipe not in target.math:
+        return []
     fit = [t for t in tiles if (not t.mapped or n % 8 == 0) and t.at_once(target.sms)]
     return sorted(fit, key=lambda t: t.clocks(m, n, k_bytes, target, pipe))

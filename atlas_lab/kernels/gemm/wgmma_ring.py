@@ -22,13 +22,14 @@ GROUP_ROWS = 64  # rows of a tile that one warpgroup multiplies
 GROUP_BYTES = GROUP_ROWS * ROW
 SHARED_LIMIT = 232448  # bytes a block may have, compute capability 9.0
 MOST_STAGES = 8
-REGISTERS = {2: (40, 232), 3: (32, 160)}  # a thread that loads, that multiplies, by warpgroups that multiply: 65536
+# of a thread that loads and of one that multiplies, by warpgroups that multiply; an SM has 65536
+REGISTERS = {2: (40, 232), 3: (32, 160)}
 BARS = 24  # bytes of a stage's mbarriers
 
 
 def threads_of(bm: int, cluster: int) -> int:
-    """A warpgroup for every 64 rows, and the warps that load and forward; where two multiply, a warpgroup that hands
-    them its registers."""
+    """A warpgroup for every 64 rows, and the warps that load and forward; where several multiply, a warpgroup that
+    hands them its registers."""
     return 128 * (bm // GROUP_ROWS) + (128 if bm > GROUP_ROWS else 64 if cluster > 1 else 32)
 
 
@@ -92,7 +93,14 @@ class Ring(NamedTuple):
 @functools.cache
 def ring(stages: int, expected: int, bars_at: int, bm: int, cluster: int, consumers: int = 0) -> Ring:
     """`expected` bytes come to each stage, for tiles of `bm` rows of x; the mbarriers lie from byte `bars_at`.
-    `consumers`: warpgroups of a block that multiply, where they are not one for every 64 rows of x."""
+    `consumers`: warpgroups of a block that multiply, where they are not one for every 64 rows of x. Raises ValueError
+    for rows that warpgroups or blocks cannot share."""
+    if not consumers and bm % GROUP_ROWS:
+        raise ValueError(f"ring: found tiles of {bm} rows of x, expected a multiple of {GROUP_ROWS}")
+    if cluster not in (1, 2, 4, 8) or bm % cluster:
+        raise ValueError(
+            f"ring: found {bm} rows of x for a cluster of {cluster}, expected 1, 2, 4 or 8 that divide them"
+        )
     empty_at = bars_at + 8 * stages
     free_at = empty_at + 8 * stages if cluster > 1 else empty_at
     warps = warps_of(GROUP_ROWS * consumers or bm)

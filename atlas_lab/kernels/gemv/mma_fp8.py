@@ -34,8 +34,9 @@ def mma_fp8(
     place, fetch = activations(columns, RUN, whole=whole, ordered=wide)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled_add, scaled, mine = axpy(4 * columns), scaled_rows(columns), part_of(4 * columns)
-    loads = (L.ldg_f32, L.ldg_bf16, L.ld_in_f32, L.ld_in_bf16)
-    load_scale = loads[2 * wide + (scale is not L.f32)]
+    # ordered where registers are few: others would be moved up
+    loads = (L.ld_in_f32, L.ld_in_bf16) if wide else (L.ldg_f32, L.ldg_bf16)
+    load_scale = loads[scale is not L.f32]
 
     @L.device
     def locate(args, which, row, count, k):

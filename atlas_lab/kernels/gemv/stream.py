@@ -77,6 +77,12 @@ def nothing():
 
 
 @L.device
+def existing(unit, units):
+    """The unit, or the first where there is none such."""
+    return unit if unit < units else L.i32(0)
+
+
+@L.device
 def not_early(x, rows, k, unit, kind):
     return ()
 
@@ -131,7 +137,7 @@ def stream(
         rows = place(m, k)
         sums = L.zeros(4 * columns * tiles)
         unit, slot = L.i32(L.warp_id()), L.i32(0)
-        ready = early(x, rows, k, unit if unit < units else L.i32(0), kind)
+        ready = early(x, rows, k, existing(unit, units), kind)
         while unit < units:
             L.cp_async_wait(depth - 1)
             if crosses:
@@ -144,7 +150,7 @@ def stream(
             if slot == depth * size:
                 slot = L.i32(0)
             unit = L.i32(unit + warps)
-            ready = early(x, rows, k, unit if unit < units else L.i32(0), kind)
+            ready = early(x, rows, k, existing(unit, units), kind)
         store(y, sums, args, which, row, min(count - inside, TILE * live), m, n, kind)
 
     return run

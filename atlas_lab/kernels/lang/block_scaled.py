@@ -21,12 +21,11 @@ import numpy as np
 
 from atlas_lab.kernels.lang.fragments import gather, scatter
 from atlas_lab.kernels.lang.machine import current
-from atlas_lab.kernels.lang.multiply import U_MMA_NARROW, accumulate
+from atlas_lab.kernels.lang.multiply import U_MMA_NARROW, accumulate, elements
 from atlas_lab.kernels.lang.op import Needs, Op, Vec
-from atlas_lab.kernels.lang.types import f32, u32
+from atlas_lab.kernels.lang.types import e4m3, f32, u32
 
 _E2M1 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
-_E4M3 = np.arange(128, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
 def _nibbles(registers: np.ndarray) -> np.ndarray:
@@ -39,7 +38,7 @@ def _scales(registers: Sequence[int]) -> np.ndarray:
     codes = np.array(registers, np.uint32)[:, None].view(np.uint8)
     if codes.max() > 0x7E:
         raise ValueError(f"mma_m16n8k64_nvfp4: found scale byte {codes.max():#04x}, expected an unsigned e4m3 number")
-    return np.asarray(_E4M3[codes].repeat(16, axis=1))
+    return elements(codes, e4m3).repeat(16, axis=1)
 
 
 def _combine(threads: Sequence[Any], args: Sequence[tuple[Any, ...]]) -> Any:

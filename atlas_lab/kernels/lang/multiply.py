@@ -1,6 +1,6 @@
 """What tensor cores multiply, on the interpreter: elements of packed registers as float64, sums rounded once.
 
-`UNIT_ROUNDOFF` bounds what hardware does instead, relative to |c| + Σ|a·b|, a multiply-add.
+`UNIT_ROUNDOFF` bounds what hardware does instead, relative to |c| + Σ|a·b|, an instruction.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from atlas_lab.kernels.lang.bits import E4M3
 from atlas_lab.kernels.lang.types import Scalar, bf16, e4m3, f16, f32, i8
 
 # Worst error of one m16n8k16 over |c| + Σ|a·b| on an H200 (tools/measure_roundoff.py, 18 million sums a type): bf16
 # 2**-21.4, f16 2**-21.3, where c is large; on average toward zero.
 U_MMA = 2.0**-21
-# FP8 and FP4 products are aligned to the largest of an instruction's terms and cut 13 bits below it, so that each
-# multiply-add loses at most 2**-13 of it; a bit is kept in reserve.
+# FP8 and FP4 products are aligned to the largest of an instruction's terms and cut 13 bits below it. Assumed of an
+# instruction's whole sum, a bit in reserve; not measured.
 U_MMA_NARROW = 2.0**-12
 UNIT_ROUNDOFF: dict[Scalar, float] = {bf16: U_MMA, f16: U_MMA, e4m3: U_MMA_NARROW}
 
@@ -38,6 +39,9 @@ ELEMENTS: dict[Scalar, Element] = {
 }
 
 
+_E4M3 = np.array(E4M3, np.float64)
+
+
 def elements(packed: np.ndarray, dtype: Scalar) -> np.ndarray:
     """The last axis of any unsigned type becomes elements of `dtype`, the low bits first, as float64."""
     codes = np.ascontiguousarray(packed)
@@ -46,9 +50,6 @@ def elements(packed: np.ndarray, dtype: Scalar) -> np.ndarray:
     if dtype is e4m3:
         return np.asarray(_E4M3[codes.view(np.uint8)])
     return np.asarray(codes.view(ELEMENTS[dtype].numpy).astype(np.float64))
-
-
-_E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
 def accumulate(c: np.ndarray | None, product: np.ndarray, dtype: Scalar) -> np.ndarray:

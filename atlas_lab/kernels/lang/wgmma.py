@@ -94,7 +94,7 @@ class Product:
 def _check(p: Product) -> None:
     if p.dtype not in (bf16, f16, e4m3, i8):
         raise ValueError(f"wgmma: found {p.dtype}, expected bf16, f16, e4m3 or i8")
-    if p.n % 8 or not 8 <= p.n <= 256 or (p.dtype is i8 and p.n > 32 and p.n % 16) or (p.dtype is i8 and p.n == 40):
+    if p.n % 8 or not 8 <= p.n <= 256 or (p.dtype is i8 and p.n > 32 and p.n % 16):
         more = ", above 32 of 16" if p.dtype is i8 else ""
         raise ValueError(f"wgmma: found {p.n} columns, expected a multiple of 8 from 8 to 256{more}")
     if (p.a_transposed or p.b_transposed) and p.dtype.bits != 16:
