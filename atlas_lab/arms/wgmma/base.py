@@ -51,8 +51,8 @@ class OnWarpgroups(Arm):
 
     def tile(self, c: Call) -> Tile:
         """The one that serves a call."""
+        form = dict(chosen(self, c.n, c.k, c.context))  # for every M: one that is stale is refused
         if c.m <= NARROW:
-            form = dict(chosen(self, c.n, c.k, c.context))
             return Tile(NARROW, form["columns"], form["cluster"], self.beside)
         return self._ordered(self.tiles()[1], c.m, c.n, c.k, c.context.target)[0]
 

@@ -54,8 +54,8 @@ class Nvfp4Wgmma(OnWarpgroups):
         return [setting(columns=t.bn, cluster=t.cluster) for t in self._ordered(of_most, FEW[-1], n, k, target)]
 
     def tile(self, c: Call) -> Tile:
+        form = dict(chosen(self, c.n, c.k, c.context))
         if c.m <= FEW[-1]:
-            form = dict(chosen(self, c.n, c.k, c.context))
             return RepackedTile(next(bm for bm in FEW if c.m <= bm), form["columns"], form["cluster"])
         return self._ordered(self.tiles()[1], c.m, c.n, c.k, c.context.target)[0]
 
