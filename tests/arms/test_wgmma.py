@@ -185,6 +185,22 @@ def test_x_that_is_loaded_before_it_was_quantized_is_reported(monkeypatch) -> No
         ran(case_of("fp8_wgmma_w8a8", 17, 40, 128), device)
 
 
+@pytest.mark.parametrize("m", [20, 100])
+def test_a_setting_that_the_arm_does_not_know_is_refused_for_every_m(m: int) -> None:
+    case = case_of("bf16_wgmma", m, 40, 64, 999)
+    with open_device("interpreter", HOPPER) as device:
+        found = run_case(case, ARMS[case.arm], device, base_context(HOPPER))
+    assert not found.ok
+    assert "columns=999, expected one of the arm's" in found.sentence
+
+
+def test_tiles_that_warpgroups_or_blocks_cannot_share_are_refused() -> None:
+    with pytest.raises(ValueError, match="found tiles of 96 rows of x, expected a multiple of 64"):
+        wgmma_ring.ring(3, 1024, 0, 96, 1)
+    with pytest.raises(ValueError, match="found 64 rows of x for a cluster of 3, expected 1, 2, 4 or 8"):
+        wgmma_ring.ring(3, 1024, 0, 64, 3)
+
+
 def test_columns_that_more_scales_cover_than_a_tile_has_are_refused() -> None:
     assert [grid_rows(bn) for bn in (40, 64, 128, 136, 192, 152)] == [2, 1, 1, 2, 2, 3]
     with pytest.raises(ValueError, match="found 152 columns, which lie in 3 rows of scales, expected 1 or 2"):

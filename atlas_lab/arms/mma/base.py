@@ -113,7 +113,7 @@ class Mma(Arm):
             bytes=max(1, int(n * k * self.weight_bytes)),
             blocks=-(-n // (TILE * tiles)),
             threads=32 * warps,
-            registers=self.caps[columns, tiles],
+            registers=self.cap(columns, tiles, self.variants[0]),
             in_flight=depth * TILE * self.span * self.weight_bytes / 32,
             issue=self.issue,
             shared=self._shared(warps, depth, tiles, columns),

@@ -68,13 +68,17 @@ class OnWarpgroups(Arm):
         parts = ((x, t.bm // t.cluster), (w, t.bn))
         maps = [TensorMap(of, (rows, per_row), swizzle=ROW, promotion=256) for of, rows in parts]
         y = TensorMap(c.y.data, (OUT_ROWS, OUT_COLUMNS), swizzle=ROW) if t.mapped else c.y.data
+        return self.launch(c, t, kernel, (*maps, *more, y, c.m, c.n, c.k, *tail), pdl)
+
+    def launch(self, c: Call, t: Tile, kernel: Kernel, args: tuple[Argument, ...], pdl: bool = False) -> Launch:
+        """The launch of a kernel for tiles t."""
         return Launch(
             kernel,
             grid=t.grid(c.m, c.n, c.context.target.sms),
             cluster=t.cluster,
             block=t.threads,
             shared=shared_of(t.stages, t.stage, t.outside),
-            args=(*maps, *more, y, c.m, c.n, c.k, *tail),
+            args=args,
             flops=2 * c.m * c.n * c.k,
             pipe=self.pipe,
             pdl=pdl,

@@ -19,7 +19,7 @@ from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.core.tuning import Setting, chosen, setting
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.kernels.gemm.wgmma_nvfp4 import LINES, wgmma_nvfp4
-from atlas_lab.kernels.gemm.wgmma_ring import ROW, shared_of
+from atlas_lab.kernels.gemm.wgmma_ring import ROW
 from atlas_lab.kernels.gemv.mma_lanes import SPAN
 from atlas_lab.kernels.lang import Kernel
 
@@ -71,25 +71,9 @@ class Nvfp4Wgmma(OnWarpgroups):
         units, across, _ = w.weight.shape
         x = TensorMap(c.x.data, (t.bm // t.cluster, SPAN // 2), swizzle=ROW, promotion=256)
         lines = w.weight.view(0, (units, across * LINES, ROW))
-        return [
-            Launch(
-                _kernel(t),
-                grid=t.grid(c.m, c.n, c.context.target.sms),
-                cluster=t.cluster,
-                block=t.threads,
-                shared=shared_of(t.stages, t.stage, t.outside),
-                args=(
-                    x,
-                    TensorMap(lines, (t.bn // 16, LINES, ROW), promotion=256),
-                    w.global_scale,
-                    c.y.data,
-                    *(c.m, c.n, c.k, int(key.endswith("_reciprocal"))),
-                ),
-                flops=2 * c.m * c.n * c.k,
-                pipe=self.pipe,
-                label=self.name,
-            )
-        ]
+        w_map = TensorMap(lines, (t.bn // 16, LINES, ROW), promotion=256)
+        divides = int(key.endswith("_reciprocal"))
+        return [self.launch(c, t, _kernel(t), (x, w_map, w.global_scale, c.y.data, c.m, c.n, c.k, divides))]
 
 
 def _kernel(t: Tile) -> Kernel:
