@@ -11,7 +11,7 @@ import numpy as np
 from atlas_lab.arms.copies.int8 import can_int8, int8_32
 from atlas_lab.arms.copies.lanes_q2_0 import can_repack_q2_0, repacked_q2_0
 from atlas_lab.arms.copies.shapes import agrees, multiples
-from atlas_lab.arms.mma.base import Mma, ascending, class_t, rounded, under
+from atlas_lab.arms.mma.base import Form, Mma, ascending, class_t, rounded, under
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.declare import Bind, Derived
 from atlas_lab.core.numbers import Accuracy
@@ -31,7 +31,7 @@ class Q4KMma(Mma):
     source = "q4_k"
     family = staticmethod(mma_q4_k.mma_q4_k)
     unit, span, weight_bytes, issue = mma_q4_k.UNIT, mma_q4_k.SPAN, 144 / 256, 0.25
-    forms = ((4, 1, 1, 1), (8, 2, 2, 1))
+    forms = (Form(4, 1, 1, 1), Form(8, 2, 2, 1))
     tiles = 2
     caps = MappingProxyType({(1, 2): 96, (2, 1): 96, (2, 2): 136})
     # a group: two products, then its scale and its least value, each of which is rounded
@@ -69,7 +69,7 @@ class Q2Mma(Mma):
     source = "q2_0"
     family = staticmethod(mma_q2_0.mma_q2_0)
     unit, span, weight_bytes, issue = 768, mma_q2_0.SPAN, 2.25 / 8, 0.2
-    forms = ((8, 2, 2, 2), (4, 2, 2, 2))
+    forms = (Form(8, 2, 2, 2), Form(4, 2, 2, 2), Form(4, 2, 2, 2, 1, 2), Form(4, 2, 2, 2, 2, 2))
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 88, (2, 2): 96})
     variants = tuple({"group": g} for g in GROUPS)
     tolerance = rounded(lambda k: 8 + ascending(mma_q2_0.SPAN, 1, 4, 8)(k), 2)
@@ -99,7 +99,7 @@ class Int8Mma(Mma):
     source = ""
     family = staticmethod(mma_int8.mma_int8)
     unit, span, weight_bytes, issue = mma_int8.UNIT, mma_int8.SPAN, 1.125, 0.1
-    forms = ((8, 2, 2, 1), (4, 3, 4, 1))
+    forms = (Form(8, 2, 2, 1), Form(4, 3, 4, 1))
     caps = MappingProxyType({(1, 1): 64, (2, 1): 88})
     tolerance = rounded(lambda k: 2 + ascending(mma_int8.SPAN, 1, 4, 8)(k), 2)
     reduction_class = class_t("units of 128", promotion=32)

@@ -1,0 +1,89 @@
+"""The warps that share a row tile may be spread over the blocks of a cluster: bits stay, settings need a card that has
+clusters, and the chip model prefers them where there are fewer row tiles than SMs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from test_rows_of_mma import ARMS, form_of
+
+from atlas_lab.arms.mma.base import Form
+from atlas_lab.core.target import shipped_targets
+from atlas_lab.core.tuning import Choice, Table, TuningError, chosen, setting
+from atlas_lab.experiments.case import Case, base_context
+from atlas_lab.experiments.parity import Ran, run
+from atlas_lab.kernels.gemv.spread import spread
+from atlas_lab.runtime.device import open_device
+
+TARGETS = {t.name: t for t in shipped_targets()}
+FEW = replace(TARGETS["h200"], sms=3)
+WARPS, CLUSTERS = 8, (2, 4, 8)
+# Rows that end inside a tile, of three tiles on three SMs. Units that the warps do not divide, the last one cut short
+# where an arm takes that; of Q4_K fewer than warps.
+N, K = 39, 1152
+CUT = {"bf16_mma": 1096, "fp8_mma": 1104, "fp8_row_mma": 1104, "nvfp4_mma": 1120, "q4k_mma": 768}
+CLUSTERED = {name: [f for f in a.forms if f.cluster > 1 or f.wide_cluster > 1] for name, a in ARMS.items()}
+OFFERED = [name for name, forms in CLUSTERED.items() if forms]
+
+
+@cache
+def ran(name: str, k: int, m: int, cluster: int) -> Ran:
+    form = ARMS[name].forms[0]._replace(warps=WARPS, cluster=cluster, wide_cluster=cluster)
+    arm = type("Clustered", (type(ARMS[name]),), {"forms": (form,)})(name)
+    case = Case(name, ("ffn.up",), m, N, k, form_of(arm), setting=form.setting)
+    with open_device("interpreter", FEW) as device:
+        return run(case, arm, device, base_context(FEW))
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize(("name", "k"), [(name, CUT.get(name, K)) for name in ARMS])
+def test_bits_do_not_depend_on_the_cluster(name: str, k: int, cluster: int) -> None:
+    for m in (1, 8, 9, 16):
+        one, spread_out = ran(name, k, m, 1), ran(name, k, m, cluster)
+        assert spread_out.out.tobytes() == one.out.tobytes()
+        (here,), (there,) = one.program.launches, spread_out.program.launches
+        assert there.cluster == (cluster, 1, 1)
+        assert there.blocks == cluster * here.blocks
+        assert there.threads * cluster == here.threads == 32 * WARPS
+    assert np.any(one.out.astype(np.float32)[:, -7:])
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_cards_without_clusters_are_offered_none_and_refuse_them(name: str) -> None:
+    arm, old, new = ARMS[name], TARGETS["a100"], TARGETS["h200"]
+    n, k = 1024, 5120
+    forms = [Form(**dict(s)) for s in arm.settings(n, k, old)]
+    assert set(forms) == set(arm.forms) - set(CLUSTERED[name])
+    assert {Form(**dict(s)) for s in arm.settings(n, k, new)} == set(arm.forms)
+    assert all(old.meets(kernel.needs) for kernel in arm.kernels)
+    clustered = CLUSTERED[name][0].setting
+    tuned = Table.of([Choice(name, n, k, clustered)])
+    assert chosen(arm, n, k, replace(base_context(new), table=tuned)) == clustered
+    with pytest.raises(TuningError, match=rf"cluster=.*expected one of the arm's {len(forms)} settings on a100"):
+        chosen(arm, n, k, replace(base_context(old), table=tuned))
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_settings_of_one_block_are_spelled_as_before_there_were_clusters(name: str) -> None:
+    alone = ARMS[name].forms[0]
+    warps, depth, wide_depth, wide_tiles, cluster, wide_cluster = alone
+    assert (cluster, wide_cluster) == (1, 1)
+    assert alone.setting == setting(warps=warps, depth=depth, wide_depth=wide_depth, wide_tiles=wide_tiles)
+    assert alone._replace(wide_cluster=2).setting == tuple(sorted([*alone.setting, ("wide_cluster", 2)]))
+
+
+@pytest.mark.parametrize("name", ["bf16_mma", "fp8_mma", "nvfp4_mma_repacked"])
+def test_clusters_come_first_where_row_tiles_are_fewer_than_sms(name: str) -> None:
+    arm, card = ARMS[name], TARGETS["h200"]
+    assert Form(**dict(arm.settings(1024, 5120, card)[0])) in CLUSTERED[name]
+    assert Form(**dict(arm.settings(17408, 5120, card)[0])) not in CLUSTERED[name]
+
+
+@pytest.mark.parametrize(("warps", "cluster"), [(8, 3), (8, 16), (12, 8), (4, 0)])
+def test_warps_that_blocks_cannot_share_alike_are_refused(warps: int, cluster: int) -> None:
+    said = f"spread: found {warps} warps over a cluster of {cluster}, expected 1, 2, 4 or 8 that divide them"
+    with pytest.raises(ValueError, match=said):
+        spread(warps, cluster)
