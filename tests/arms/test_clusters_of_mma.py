@@ -15,7 +15,7 @@ from atlas_lab.core.target import shipped_targets
 from atlas_lab.core.tuning import Choice, Table, TuningError, chosen, setting
 from atlas_lab.experiments.case import Case, base_context
 from atlas_lab.experiments.parity import Ran, run
-from atlas_lab.kernels.gemv.spread import spread
+from atlas_lab.kernels.gemv.mma_lanes import mma_nvfp4_lanes
 from atlas_lab.runtime.device import open_device
 
 TARGETS = {t.name: t for t in shipped_targets()}
@@ -82,8 +82,13 @@ def test_clusters_come_first_where_row_tiles_are_fewer_than_sms(name: str) -> No
     assert Form(**dict(arm.settings(17408, 5120, card)[0])) not in CLUSTERED[name]
 
 
-@pytest.mark.parametrize(("warps", "cluster"), [(8, 3), (8, 16), (12, 8), (4, 0)])
+@pytest.mark.parametrize(("warps", "cluster"), [(9, 3), (16, 16), (12, 8)])
 def test_warps_that_blocks_cannot_share_alike_are_refused(warps: int, cluster: int) -> None:
-    said = f"spread: found {warps} warps over a cluster of {cluster}, expected 1, 2, 4 or 8 that divide them"
+    said = f"cluster: found {warps} warps over {cluster} blocks, expected 2, 4 or 8 that divide them"
     with pytest.raises(ValueError, match=said):
-        spread(warps, cluster)
+        mma_nvfp4_lanes(warps=warps, cluster=cluster)
+
+
+def test_a_pair_over_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match="cluster: found a pair over 2 blocks, expected one block"):
+        mma_nvfp4_lanes(warps=4, tiles=2, pair=True, cluster=2)

@@ -217,6 +217,21 @@ def test_blocks_of_a_cluster_reach_each_other(device, grid, cluster):
         assert found[by, bx, 40:49].tolist() == [before, before + 1, before + 2, before + 3, *letter.tolist()]
 
 
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+def test_what_blocks_store_in_each_other_arrives(device, cluster):
+    x = RNG.standard_normal((4, 64, 4)).astype(np.float32)
+    y = Tensor("f32", x.shape, "y")
+    args = (Tensor("f32", x.shape, "x"), y, 3)
+    launch = Launch(kernels.letters, grid=4, block=64, args=args, cluster=cluster, shared=4104)
+    found = execute(device, launch, {"x": x}, {"y": y})
+    sent = x.copy()
+    sent[..., 3] = 2  # the last turn
+    expected = np.zeros((4 // cluster, 64, 4), np.float32)
+    for sender in range(cluster):
+        expected += sent[sender::cluster]
+    np.testing.assert_array_equal(found, np.repeat(expected, cluster, axis=0))
+
+
 def test_a_tile_is_changed_where_it_lies(device):
     m = RNG.integers(0, 2**16, (2, 4, 64), np.uint16).view(ml_dtypes.bfloat16)
     x = RNG.integers(0, 2**32, 64, np.uint32)
@@ -241,6 +256,7 @@ def test_a_tile_is_changed_where_it_lies(device):
         kernels.plain_mbarrier,
         kernels.multicast_tiles,
         kernels.neighbours,
+        kernels.letters,
         kernels.in_place,
         kernels.many_mbarriers,
         kernels.show_tile(L.f32, 5, 768, 0),

@@ -19,6 +19,7 @@ from atlas_lab.core.target import Target
 from atlas_lab.core.tuning import Setting, chosen, setting
 from atlas_lab.core.verdict import Verdict, no, yes
 from atlas_lab.kernels.activation.gated import KINDS
+from atlas_lab.kernels.gemv.cluster import cluster_bytes
 from atlas_lab.kernels.gemv.columns import TILE, finish_bytes
 from atlas_lab.kernels.lang import Kernel
 
@@ -161,7 +162,10 @@ class Mma(Arm):
 
     def _shared(self, one: Launched) -> int:
         """Dynamic shared memory of a block, bytes: the warps' rings, then their sums in its place."""
-        return max(one.own * one.depth * one.tiles * self.unit, finish_bytes(one.own, one.columns, one.tiles))
+        ring = one.depth * one.tiles * self.unit
+        if one.cluster > 1:
+            return cluster_bytes(one.cluster, one.warps, one.columns, one.tiles, ring)
+        return max(one.warps * ring, finish_bytes(one.warps, one.columns, one.tiles))
 
     def _launched(self, form: Form, m: int, way: str = "") -> Launched:
         """What serves m rows of x: a pair is two tiles, a gated product is made for one; whatever is not plain runs in

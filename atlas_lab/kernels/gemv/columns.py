@@ -10,7 +10,6 @@ from typing import Any
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.activation.gated import gated
-from atlas_lab.kernels.gemv.spread import spread
 from atlas_lab.kernels.lang import cuda
 
 TILE = 16  # rows of weights
@@ -185,21 +184,20 @@ def part_of(count: int):
 
 
 @functools.cache
-def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any, lift: float = 1.0, cluster: int = 1):
+def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any, lift: float = 1.0):
     """A device function `(y, sums, args, which, row, rows, m, n, kind)`: adds the warps' sums in their order, times
     `lift`, times `alpha(args, which)`, and stores what exists of this block's columns of y BF16 `[m, n]`: column `row`
     and on, of which `rows` are left. With `pair` the two tiles are of projections 0 and 1, gate and up: both are
-    rounded to BF16, and y is their gated product, of activation `kind`. Each of a `cluster` of blocks stores a share.
-    It takes `finish_bytes` of the launch's dynamic shared memory, from its start."""
+    rounded to BF16, and y is their gated product, of activation `kind`. It takes `finish_bytes` of the launch's dynamic
+    shared memory, from its start."""
     line, size = PADDED * tiles, _floats(columns, tiles)
-    _, _, _, thread, met, load, leave = spread(warps, cluster)
     width = TILE if pair else TILE * tiles
 
     @L.device
     def total(shared, at):
-        value = load(shared, at, 0, size)
+        value = L.lds_f32(shared, at)
         for w in L.unroll(1, warps):
-            value = L.add_rn(value, load(shared, at, w, size))
+            value = L.add_rn(value, L.lds_f32(shared, at + w * size))
         if lift != 1:
             value = L.mul_rn(value, L.f32(lift))
         return value
@@ -215,8 +213,8 @@ def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any, lift: f
                 for i in L.unroll(4):
                     at = first + (8 * c + (i & 1)) * line + PADDED * t + 8 * (i >> 1)
                     L.sts_f32(shared, at, sums[4 * (t * columns + c) + i])
-        met()
-        i = thread()
+        cuda.syncthreads()
+        i = L.i32(cuda.threadIdx.x)
         while i < m * width:
             line_of = L.i32(i // width)
             column = L.i32(i - line_of * width)
@@ -230,7 +228,6 @@ def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any, lift: f
             if column < rows:
                 L.stg_bf16(y, L.i64(line_of) * n + row + column, value)
             i = L.i32(i + 32 * warps)
-        leave()
 
     return store
 
@@ -241,5 +238,5 @@ def _floats(columns: int, tiles: int) -> int:
 
 
 def finish_bytes(warps: int, columns: int, tiles: int) -> int:
-    """Shared memory that `finish` takes of a block with that many warps."""
+    """Shared memory that `finish` takes."""
     return 4 * warps * _floats(columns, tiles)

@@ -8,8 +8,8 @@ all the synchronisation there is until the warps' sums meet.
 from typing import Any, NamedTuple
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemv.cluster import block, cluster_of
 from atlas_lab.kernels.gemv.columns import TILE, finish
-from atlas_lab.kernels.gemv.spread import spread
 from atlas_lab.kernels.lang import cuda
 
 
@@ -104,8 +104,12 @@ def stream(
     those of all blocks of a cluster."""
     span, size = reader.span, reader.size * tiles
     locate, copy, use = reader.locate, reader.copy, reader.use
-    store = finish(warps, columns, tiles, pair, reader.alpha, reader.lift, cluster)
-    _, group, warp, *_ = spread(warps, cluster)
+    alpha, lift = reader.alpha, reader.lift
+    if cluster == 1:
+        team = block(finish(warps, columns, tiles, pair, alpha, lift))
+    else:
+        team = cluster_of(cluster, warps, columns, tiles, depth * size, pair, alpha, lift)
+    number, warp, begin, meet, store = team
     after_others = wait_and_signal if dependent else nothing
     each, crosses, ragged = reader.pointers, reader.crosses, reader.ragged
     early = reader.early or not_early
@@ -123,7 +127,8 @@ def stream(
 
     @L.device
     def run(args, x, y, m, n, k, first, second, kind, full):
-        block = group()
+        begin()
+        block = number()
         row, live = L.i32(block * (TILE if pair else TILE * tiles)), L.i32(tiles)
         if ragged and tiles > 1 and not pair and block >= full:
             row, live = L.i32(full * (TILE * tiles) + (block - full) * TILE), L.i32(1)
@@ -137,6 +142,7 @@ def stream(
         ring = L.offset(L.dynamic_shared(L.u8, 0), L.warp_id() * depth * size)
         for u in L.unroll(depth):
             start(ring, u * size, source, L.i32(warp() + u * warps), units, k, live)
+        meet()
         after_others()
         rows = place(m, k)
         sums = L.zeros(4 * columns * tiles)
