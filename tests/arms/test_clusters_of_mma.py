@@ -6,17 +6,23 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import pytest
 from test_rows_of_mma import ARMS, form_of
 
+from atlas_lab import simt
 from atlas_lab.arms.mma.base import Form
 from atlas_lab.core.target import shipped_targets
 from atlas_lab.core.tuning import Choice, Table, TuningError, chosen, setting
 from atlas_lab.experiments.case import Case, base_context
 from atlas_lab.experiments.parity import Ran, run
-from atlas_lab.kernels.gemv.mma_lanes import mma_nvfp4_lanes
+from atlas_lab.kernels.activation.gated import KINDS
+from atlas_lab.kernels.gemv.cluster import cluster_bytes
+from atlas_lab.kernels.gemv.mma_lanes import UNIT, mma_nvfp4_lanes
 from atlas_lab.runtime.device import open_device
+from atlas_lab.runtime.interpreter import InterpreterDevice
+from atlas_lab.simt import Buffer, Options
 
 TARGETS = {t.name: t for t in shipped_targets()}
 FEW = replace(TARGETS["h200"], sms=3)
@@ -49,6 +55,41 @@ def test_bits_do_not_depend_on_the_cluster(name: str, k: int, cluster: int) -> N
         assert there.blocks == cluster * here.blocks
         assert there.threads * cluster == here.threads == 32 * WARPS
     assert np.any(one.out.astype(np.float32)[:, -7:])
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_bits_do_not_depend_on_the_order_of_threads_and_stores(name: str) -> None:
+    form = CLUSTERED[name][-1]
+    case = Case(name, ("ffn.up",), 9, N, K, form_of(ARMS[name]), setting=form.setting)
+    drawn = Options(order="random", late_async="random")
+    outs = []
+    for seed, options in ((0, Options()), (1, drawn), (2, drawn)):
+        with InterpreterDevice(FEW, seed=seed, options=options) as device:
+            outs.append(run(case, ARMS[name], device, base_context(FEW)).out.tobytes())
+    assert outs[1:] == outs[:-1]
+
+
+def test_kernels_of_several_projections_that_wait_and_gate_have_the_same_bits() -> None:
+    m, n, k, warps, depth = 5, 48, 640, 4, 2
+    rng = np.random.default_rng(7)
+    weights = [rng.integers(0, 256, (1, k // 128, UNIT), np.uint8) for _ in range(3)]
+    for w in weights:
+        w[..., 1024:] &= 0x7F  # scales that are finite
+    scale = np.full(1, 0.5, np.float32)
+    x = rng.standard_normal((m, 2 * k)).astype(ml_dtypes.bfloat16)
+    stored = [Buffer.of(f"{i}", a) for w in weights for i, a in (("w", w), ("g", scale))]
+    outs = []
+    for cluster, shared in ((1, warps * depth * UNIT), (2, cluster_bytes(2, warps, 1, 1, depth * UNIT))):
+        kernel = mma_nvfp4_lanes(
+            warps=warps, depth=depth, joined=True, gate=True, dependent=True, blocks=1, cluster=cluster
+        )
+        y = Buffer("y", 2 * m * n)
+        args = (*stored, Buffer.of("x", x), y, m, n, k, 16, 32, KINDS.index("silu"), 3, 0)
+        grid, block = 3 * cluster, 32 * warps // cluster
+        simt.run(kernel, grid=grid, block=block, cluster=cluster, args=args, shared_bytes=shared)
+        outs.append(bytes(y.bytes[: 2 * m * n]))
+    assert outs[0] == outs[1]
+    assert np.isfinite(np.frombuffer(outs[0], ml_dtypes.bfloat16).astype(np.float32)).all()
 
 
 @pytest.mark.parametrize("name", OFFERED)

@@ -56,8 +56,8 @@ class Fp8Mma(Mma):
     family = staticmethod(mma_fp8)
     unit, span, weight_bytes, issue = UNIT, SPAN, 1, 0.11
     forms: Sequence[Form] = (
-        *(Form(8, 2, 2, 1), Form(4, 1, 1, 2), Form(4, 1, 1, 2, 1, 2), Form(4, 1, 1, 2, 2, 2)),
-        *(Form(4, 1, 1, 3), Form(16, 2, 2, 1, 4, 4)),
+        *(Form(8, 2, 2, 1), Form(8, 2, 2, 1, 2, 2), Form(4, 1, 1, 2), Form(4, 1, 1, 2, 1, 2)),
+        *(Form(4, 1, 1, 2, 2, 2), Form(4, 1, 1, 3), Form(16, 2, 2, 1, 4, 4)),
     )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 96, (2, 3): 152})
     apart = 16
