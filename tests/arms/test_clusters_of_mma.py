@@ -16,6 +16,7 @@ from atlas_lab.arms.mma.base import Form
 from atlas_lab.core.target import shipped_targets
 from atlas_lab.core.tuning import Choice, Table, TuningError, chosen, setting
 from atlas_lab.experiments.case import Case, base_context
+from atlas_lab.experiments.cases import cases, launched
 from atlas_lab.experiments.parity import Ran, run
 from atlas_lab.kernels.activation.gated import KINDS
 from atlas_lab.kernels.gemv.cluster import cluster_bytes
@@ -90,6 +91,14 @@ def test_kernels_of_several_projections_that_wait_and_gate_have_the_same_bits() 
         outs.append(bytes(y.bytes[: 2 * m * n]))
     assert outs[0] == outs[1]
     assert np.isfinite(np.frombuffer(outs[0], ml_dtypes.bfloat16).astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_parity_tries_every_kernel_over_a_cluster(name: str) -> None:
+    arm, base = ARMS[name], base_context(TARGETS["h200"])
+    over = {k for k in arm.optional_kernels if dict(k.spec.parameters)["cluster"] > 1}
+    assert over
+    assert over <= {k for c in cases(arm) for k in launched(c, arm, base)}
 
 
 @pytest.mark.parametrize("name", OFFERED)

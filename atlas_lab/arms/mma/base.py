@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from atlas_lab.core.arm import Arm, projections_of
 from atlas_lab.core.call import Call, Fields
-from atlas_lab.core.chip import Work, ranked
+from atlas_lab.core.chip import QUARTERS, Work, ranked
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Declaration, Derived
 from atlas_lab.core.launch import Launch
@@ -134,7 +134,7 @@ class Mma(Arm):
             depth=one.depth,
             tiles=one.tiles,
             columns=one.columns,
-            blocks=min(MOST_BLOCKS, max(1, REGISTERS // (32 * one.own * cap))),
+            blocks=_resident(cap, one.own),
             cluster=one.cluster,
             **{name: True for name, value in more.items() if value},
             **variant,
@@ -266,6 +266,12 @@ class Mma(Arm):
         """Rows of a weight whose projection ends where its tiles do."""
         rows: int = self.operands(w)[0].shape[0]
         return rows
+
+
+def _resident(cap: int, warps: int) -> int:
+    """Blocks of so many warps that an SM holds at `cap` registers a thread; a quarter of it has its own registers."""
+    held = QUARTERS * (REGISTERS // QUARTERS // (32 * cap))
+    return min(MOST_BLOCKS, max(1, held // warps))
 
 
 def _joinable(members: Iterable[Projection]) -> Verdict:

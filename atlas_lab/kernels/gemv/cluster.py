@@ -66,8 +66,13 @@ def cluster_of(
         return L.i32(cuda.blockIdx.x // blocks)
 
     @L.device
+    def rank_of():
+        # not L.cluster_rank(), which the compiler would keep in a register while units are multiplied
+        return L.i32(L.i32(cuda.blockIdx.x) & (blocks - 1))
+
+    @L.device
     def warp():
-        return L.i32(L.i32(L.cluster_rank()) * own + L.warp_id())
+        return L.i32(rank_of() * own + L.warp_id())
 
     @L.device
     def begin():
@@ -123,7 +128,7 @@ def cluster_of(
 
     @L.device
     def store(y, sums, args, which, row, rows, m, n, kind):
-        rank, lane = L.i32(L.cluster_rank()), L.lane_id()
+        rank, lane = rank_of(), L.lane_id()
         cuda.syncwarp()  # every lane has read the ring, which lay here
         send(sums, rank)
         cuda.syncwarp()
