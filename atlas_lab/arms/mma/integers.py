@@ -63,7 +63,7 @@ class Q4KMmaRepacked(Mma):
     source = "q4_k"
     family = staticmethod(mma_q4_k_lanes.mma_q4_k_lanes)
     unit, span, weight_bytes, issue = mma_q4_k_lanes.HELD, mma_q4_k_lanes.SPAN, 144 / 256, 0.15
-    forms = ((4, 2, 2, 1), (4, 2, 1, 2), (4, 1, 1, 2), (12, 2, 2, 1))
+    forms = ((4, 2, 2, 1), (4, 1, 1, 1), (4, 1, 1, 2), (12, 2, 2, 1))
     caps = MappingProxyType({(1, 1): 56, (1, 2): 96, (2, 1): 128, (2, 2): 168})
     ragged = True
     # a unit: two products a group and its scale, in turn, then two products that take away the second part

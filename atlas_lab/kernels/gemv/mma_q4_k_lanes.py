@@ -9,7 +9,6 @@ SPAN, UNIT = 256, 2304  # K and bytes of a unit of 16 rows
 HELD = 2560  # bytes of it in the ring
 SCALES, REST = 2048, 2176  # where the codes of a unit end, and its scales
 RUN = 8  # K of a lane in a group of 32
-REGISTERS = RUN // 2  # of x, for a group and 8 rows
 CODE, MAGIC = 0x00780078, 0x41804180  # the upper four mantissa bits of bf16 pairs; 16, which a code there is added to
 # A scale in the second byte of a float whose others are of MAGIC, 0x41..8080, is 8.03… + sc/16.
 SIX, OFFSET = 0x3F3F3F3F, 8 + 0x8080 / 2**20
@@ -69,7 +68,7 @@ def mma_q4_k_lanes(
     """
     place, (_, fetch) = activations(columns, RUN)[0], activations(1, RUN, ordered=True)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
-    scaled, mine = scaled_rows(columns), part_of(4 * columns)
+    scaled, mine, quad = scaled_rows(columns), part_of(4 * columns), part_of(4)
     multiply, multiply_first = L.mma_m16n8k16_bf16, L.mma_m16n8k16_bf16_first
 
     @L.device
@@ -93,19 +92,29 @@ def mma_q4_k_lanes(
         two = L.prmt(hot[group >> 2], 0, 0x0404 + 0x1010 * (group & 3))
         out = ()
         for c in L.unroll(columns):
-            a = (
-                v[4 * c],
-                v[4 * c + 1],
-                v[4 * c + 2],
-                v[4 * c + 3],
-            )  # as they were loaded, half of them rows of their own
+            # the four registers as they were loaded: two of them count as other rows, whose sums are added later
             if group == 0:
-                out = out + multiply_first(a, (two, two))
+                out = out + multiply_first(quad(v, c), (two, two))
             else:
-                out = out + multiply(
-                    (total[4 * c], total[4 * c + 1], total[4 * c + 2], total[4 * c + 3]), a, (two, two)
-                )
+                out = out + multiply(quad(total, c), quad(v, c), (two, two))
         return out
+
+    @L.device
+    def second_part(by_scale, parts, upper, lower, nibbles):
+        """Of two rows: by_scale less sc times the sums of x, and 0 less m/16 times them. `upper` and `lower` have sc in
+        the low 6 bits of each half and the upper bits of m above them, `nibbles` the others."""
+        a = L.bfma2(L.u32(upper & 0x003F003F | WHOLE), OF_SCALE, OF_SCALE_SHIFT)
+        b = L.bfma2(L.u32(lower & 0x003F003F | WHOLE), OF_SCALE, OF_SCALE_SHIFT)
+        upper = L.u32(L.u32(upper >> 2) & 0x00300030 | nibbles & 0x000F000F)
+        lower = L.u32(L.u32(lower >> 2) & 0x00300030 | L.u32(nibbles >> 4) & 0x000F000F)
+        e = L.bfma2(L.u32(upper | WHOLE), OF_LEAST, OF_LEAST_SHIFT)
+        f = L.bfma2(L.u32(lower | WHOLE), OF_LEAST, OF_LEAST_SHIFT)
+        of_scale, of_least = (), ()
+        for c in L.unroll(columns):
+            first, last = (parts[3 * c], parts[3 * c + 1]), (parts[3 * c + 2], L.u32(0))
+            of_scale = of_scale + multiply(multiply(quad(by_scale, c), (a, b, a, b), first), (a, b, a, b), last)
+            of_least = of_least + multiply(multiply_first((e, f, e, f), first), (e, f, e, f), last)
+        return of_scale, of_least
 
     @L.device
     def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
@@ -156,21 +165,8 @@ def mma_q4_k_lanes(
             now = mine(sums, t)
             if t < live:
                 r = L.lds_v4_b32(ring, head + HELD * t + REST)
-                upper, lower = ends[2 * t], ends[2 * t + 1]
                 nibbles = L.prmt(r[2], r[3], pick)
-                a = L.bfma2(L.u32(upper & 0x003F003F | WHOLE), OF_SCALE, OF_SCALE_SHIFT)
-                b = L.bfma2(L.u32(lower & 0x003F003F | WHOLE), OF_SCALE, OF_SCALE_SHIFT)
-                upper = L.u32(L.u32(upper >> 2) & 0x00300030 | nibbles & 0x000F000F)
-                lower = L.u32(L.u32(lower >> 2) & 0x00300030 | L.u32(nibbles >> 4) & 0x000F000F)
-                e = L.bfma2(L.u32(upper | WHOLE), OF_LEAST, OF_LEAST_SHIFT)
-                f = L.bfma2(L.u32(lower | WHOLE), OF_LEAST, OF_LEAST_SHIFT)
-                of_scale, of_least = (), ()
-                for c in L.unroll(columns):
-                    first, last = (parts[3 * c], parts[3 * c + 1]), (parts[3 * c + 2], L.u32(0))
-                    one = mine(by_scale, t)
-                    one = (one[4 * c], one[4 * c + 1], one[4 * c + 2], one[4 * c + 3])
-                    of_scale = of_scale + multiply(multiply(one, (a, b, a, b), first), (a, b, a, b), last)
-                    of_least = of_least + multiply(multiply_first((e, f, e, f), first), (e, f, e, f), last)
+                of_scale, of_least = second_part(mine(by_scale, t), parts, ends[2 * t], ends[2 * t + 1], nibbles)
                 now = scaled(now, of_scale, L.f16_lo(r[0]), L.f16_hi(r[0]))
                 now = scaled(now, of_least, L.f16_lo(r[1]), L.f16_hi(r[1]))
             out = out + now
