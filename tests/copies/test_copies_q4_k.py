@@ -47,13 +47,13 @@ def test_a_lane_s_words_are_its_rows_codes_and_scales_and_minimums_follow() -> N
     weight = pack(t)["weight"]
     assert weight.shape == (2, 2, 2304)
     for tile, unit in np.ndindex(2, 2):
-        words = weight[tile, unit, :2048].view(np.uint32).reshape(8, 32, 2)
+        words = weight[tile, unit, 256:].view(np.uint32).reshape(8, 32, 2)
         for group, lane, second in np.ndindex(8, 32, 2):
             row, word = 16 * tile + lane // 4 + 8 * second, int(words[group, lane, second])
             found = [(word >> p | word << 32 - p) & 15 for p in PLACES]
             assert found == q[row, unit, 32 * group + 8 * (lane % 4) :][:8].tolist(), (row, group)
-        scales = weight[tile, unit, 2048:2176].reshape(8, 2, 2, 4)
-        rest = weight[tile, unit, 2176:].reshape(8, 16)
+        scales = weight[tile, unit, :128].reshape(8, 2, 2, 4)
+        rest = weight[tile, unit, 128:256].reshape(8, 16)
         for r, second, group in np.ndindex(8, 2, 8):
             row = 16 * tile + r + 8 * second
             byte, low = scales[r, second, group % 2, group // 2], rest[r, 8 + 4 * (group % 2) + group // 2]

@@ -17,7 +17,7 @@ from atlas_lab.formats.q4_k import codes, pack_scales, unpack_scales
 from atlas_lab.kernels.quantize import repack_q4_k as repack
 
 ROWS, SPAN, BYTES, UNIT = repack.ROWS, repack.SPAN, repack.BYTES, repack.UNIT
-SCALES, REST, PLACES = repack.SCALES, repack.REST, repack.PLACES
+REST, CODES, PLACES = repack.REST, repack.CODES, repack.PLACES
 
 
 def can_repack_q4_k(p: Projection) -> Verdict:
@@ -30,8 +30,8 @@ def can_repack_q4_k(p: Projection) -> Verdict:
 def repacked_q4_k(p: Projection) -> Derived:
     """`weight` u8 `[ceil(N/16), K/256, 2304]`. Key `q4_k_lanes`. Raises CopyError.
 
-    A unit of 2304 bytes is 16 rows by 256 columns, one block of each row, as `repack_q4_k` describes it: 8 bytes a
-    lane of codes, eight times, then scales and minimums of 6 bits, d and dmin as stored. Rows past N are zero.
+    A unit of 2304 bytes is 16 rows by 256 columns, one block of each row, as `repack_q4_k` describes it: scales and
+    minimums of 6 bits, d and dmin as stored, then 8 bytes a lane of codes, eight times. Rows past N are zero.
     """
     require(can_repack_q4_k(p), "repacked Q4_K", p)
     n, k = p.n, p.k
@@ -75,20 +75,20 @@ def pack(t: Arrays) -> dict[str, np.ndarray]:
     low = low.reshape(tiles, 2, 8, across, 8)
     head = np.ascontiguousarray(blocks[:, :4]).view("<u2").reshape(tiles, 2, 8, across, 2).transpose(0, 3, 2, 4, 1)
     rest = (low[:, 0] | low[:, 1] << 4).transpose(0, 2, 1, 3)
-    parts = [a.reshape(tiles, across, -1).view(np.uint8) for a in (words, scales)]
-    ends = [head.reshape(tiles, across, 8, 4).view(np.uint8), rest]
-    return {"weight": np.concatenate([*parts, np.concatenate(ends, axis=3).reshape(tiles, across, -1)], axis=2)}
+    rest = np.concatenate([head.reshape(tiles, across, 8, 4).view(np.uint8), rest], axis=3)
+    parts = [a.reshape(tiles, across, -1).view(np.uint8) for a in (scales, rest, words)]
+    return {"weight": np.concatenate(parts, axis=2)}
 
 
 def unpack(t: Arrays, n: int) -> dict[str, np.ndarray]:
     """Undoes `pack`, to `n` rows."""
     tiles, across = t["weight"].shape[:2]
-    words = np.ascontiguousarray(t["weight"][..., :SCALES]).view("<u4").reshape(tiles, across, 8, 8, 4, 2)
+    words = np.ascontiguousarray(t["weight"][..., CODES:]).view("<u4").reshape(tiles, across, 8, 8, 4, 2)
     words = words.transpose(0, 5, 3, 1, 2, 4).reshape(-1, 8, 4)
     q = np.stack([rotated_left(words, 32 - place) & np.uint32(15) for place in PLACES], axis=3).astype(np.uint8)
     q = q.reshape(-1, 4, 2, 32)
-    both = t["weight"][..., SCALES:REST].reshape(tiles, across, 8, 2, 2, 4).transpose(0, 3, 2, 1, 5, 4).reshape(-1, 8)
-    rest = t["weight"][..., REST:].reshape(tiles, across, 8, 16)
+    both = t["weight"][..., :REST].reshape(tiles, across, 8, 2, 2, 4).transpose(0, 3, 2, 1, 5, 4).reshape(-1, 8)
+    rest = t["weight"][..., REST:CODES].reshape(tiles, across, 8, 16)
     head = np.ascontiguousarray(rest[..., :8]).view("<u2").reshape(tiles, across, 8, 2, 2).transpose(0, 4, 2, 1, 3)
     low = np.stack([rest[..., 8:] & 15, rest[..., 8:] >> 4], axis=1).reshape(tiles, 2, across, 8, 2, 4)
     low = low.transpose(0, 1, 3, 2, 5, 4).reshape(-1, 8)

@@ -6,8 +6,8 @@ from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
 from atlas_lab.kernels.lang import cuda
 
 SPAN, UNIT = 256, 2304  # K and bytes of a unit of 16 rows
-HELD = 2560  # bytes of it in the ring
-SCALES, REST = 2048, 2176  # where the codes of a unit end, and its scales
+HEAD = 256  # bytes of scales, then of the rest, before the codes
+HELD, SCALES, REST = 2560, 2048, 2176  # bytes of a unit in the ring, where the codes come first; where the others lie
 RUN = 8  # K of a lane in a group of 32
 CODE, MAGIC = 0x00780078, 0x41804180  # the upper four mantissa bits of bf16 pairs; 16, which a code there is added to
 # A scale in the second byte of a float whose others are of MAGIC, 0x41..8080, is 8.03… + sc/16.
@@ -81,9 +81,9 @@ def mma_q4_k_lanes(
         lane = L.lane_id()
         here, to = L.offset(source[0], L.i32(unit * UNIT + 16 * lane)), L.i32(at + 16 * lane)
         for i in L.unroll(4):
-            L.cp_async_16(ring, to + 512 * i, here, 512 * i, 16)
+            L.cp_async_16(ring, to + 512 * i, here, HEAD + 512 * i, 16)
         # by half of the lanes: the others write zeros after it, which is cheaper than not to
-        L.cp_async_16(ring, to + SCALES, here, SCALES, 16 if lane < 16 else 0)
+        L.cp_async_16(ring, to + SCALES, here, 0, 16 if lane < 16 else 0)
 
     @L.device
     def sums_of_x(total, v, group, hot):
