@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +21,8 @@ from atlas_lab.kernels.gemv.mma_q4_k_lanes import HELD, mma_q4_k_lanes
 from atlas_lab.kernels.quantize.repack_q4_k import PLACES
 from atlas_lab.runtime.device import Device, open_device
 from atlas_lab.testing.options import device_of
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "gguf"
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,19 @@ def test_a_copy_has_the_bytes_of_its_blocks_and_gives_them_back() -> None:
         rows = {"blocks": t["blocks"][:n]}
         assert unpack(pack(rows), n)["blocks"].tobytes() == rows["blocks"].tobytes()
     assert copies.repacked_q4_k(projection("ffn.up", 17, 512, "q4_k")).tensors["weight"].shape == (2, 2, 2304)
+
+
+@pytest.mark.parametrize(
+    ("file", "field"), [("blocks", "q4_k"), *(("ggml", f"{kind}.q4_k") for kind in ("usual", "heavy", "awkward"))]
+)
+def test_a_copy_of_recorded_blocks_stands_for_what_they_do(file: str, field: str) -> None:
+    with np.load(GOLDEN / f"{file}.npz") as f:
+        t = {"blocks": f[field]}
+    n, k = t["blocks"].shape[0], t["blocks"].shape[1] // 144 * 256
+    d = copies.repacked_q4_k(projection("ffn.up", n, k, "q4_k"))
+    values = d.dequantize(d.build(t))
+    assert values.tobytes() == get("q4_k").dequantize(t).tobytes()
+    assert np.unique(values).size > 100
 
 
 def test_what_is_no_q4_k_is_refused() -> None:
