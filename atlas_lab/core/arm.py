@@ -47,7 +47,8 @@ class Arm:
     epilogues: Sequence[str] = ()
     """Parts of `Epilogue` that the kernels fuse."""
     prologues: Sequence[str] = ()
-    """Activations whose gated product the kernels compute as they read x (`Call.prologue`)."""
+    """Activations whose gated product the kernels compute as they read x (`Call.prologue`); and `limit` where they
+    clamp what goes into it."""
     dependent: bool = False
     """Whether `lower` honours `Call.dependent`: launches with `pdl`, of kernels that wait (`grid_wait`)."""
     optional_kernels: Sequence[Kernel] = ()

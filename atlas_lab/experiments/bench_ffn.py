@@ -136,8 +136,7 @@ class Blocks:
         except Exception as e:  # whatever an arm, a kernel or a driver does is that case's result
             cell.status, cell.reason = "crashed", sentence(e)
             return np.zeros(0)
-        activation = self.context.dims.activation
-        cell.parity = self.parity.parity(program, step.m, activation, x, found.__getitem__)
+        cell.parity = self.parity.parity(program, step.m, self.context.dims, x, found.__getitem__)
         cell.status, cell.reason = ("passed" if cell.parity.passed else "failed"), cell.parity.reason
         return found["y"]
 

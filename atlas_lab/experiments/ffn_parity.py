@@ -15,7 +15,7 @@ import numpy as np
 from atlas_lab.blocks.ffn import DOWN, GATE, UP
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call, Fields, Operand
-from atlas_lab.core.context import Context
+from atlas_lab.core.context import Context, ModelDims
 from atlas_lab.core.launch import Program
 from atlas_lab.core.numbers import OUTPUTS, Rounded
 from atlas_lab.core.route import Assignment, Route
@@ -40,6 +40,15 @@ class Values:
     bound: np.ndarray
 
 
+def clamped(g: np.ndarray, u: np.ndarray, limit: float) -> tuple[np.ndarray, np.ndarray]:
+    """Float64 g and u as a gated product with a limit takes them: rounded to BF16, it bounds g from above and u on both
+    sides; a NaN stays one. 0 is no limit."""
+    if not limit:
+        return g, u
+    most = float(np.array(limit, dtype("bf16").numpy))
+    return np.minimum(g, most), np.clip(u, -most, most)
+
+
 def activated(g: np.ndarray, kind: str) -> np.ndarray:
     """silu or tanh-gelu of float64."""
     with np.errstate(over="ignore"):
@@ -51,17 +60,21 @@ def _exponent(g: np.ndarray, kind: str) -> np.ndarray:
     return g if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
 
 
-def gated_product(g: np.ndarray, u: np.ndarray, kind: str) -> Values:
-    """activation(g)·u of float64 g and u as they were stored, rounded to BF16; the bound is 0 unless the value lies so
-    near the middle of two BF16 numbers that float32 may round it to the other."""
+def gated_product(g: np.ndarray, u: np.ndarray, kind: str, limit: float = 0.0) -> Values:
+    """activation(g)·u of float64 g and u as they were stored, clamped where there is a limit, rounded to BF16; the
+    bound is 0 unless the value lies so near the middle of two BF16 numbers that float32 may round it to the other."""
+    g, u = clamped(g, u, limit)
     exact, bf16 = activated(g, kind) * u, dtype("bf16").numpy
     slack = FEW_ULP * (1 + np.abs(_exponent(g, kind))) * np.abs(exact)
     low, middle, high = ((exact + s * slack).astype(bf16).astype(np.float64) for s in (-1, 0, 1))
     return Values(middle, np.maximum(np.abs(high - middle), np.abs(middle - low)) + TINY * (1 + np.abs(g * u)))
 
 
-def gated_product_near(g: Values, u: Values, kind: str) -> Values:
-    """activation(g)·u in BF16 of g and u that nobody stored: known within their bounds."""
+def gated_product_near(g: Values, u: Values, kind: str, limit: float = 0.0) -> Values:
+    """activation(g)·u in BF16 of g and u that nobody stored: known within their bounds, which a clamp leaves as wide at
+    the most."""
+    within = clamped(g.values, u.values, limit)
+    g, u = Values(within[0], g.bound), Values(within[1], u.bound)
     act = activated(g.values, kind)
     exact = act * u.values
     bound = STEEPEST * g.bound * (np.abs(u.values) + u.bound) + np.abs(act) * u.bound
@@ -115,10 +128,12 @@ class FfnParity:
         return {f"{'+'.join(a.roles)} {key}": v for a in self._served(m) for key, v in self._weights(a)[0].items()}
 
     def parity(
-        self, program: Program, m: int, kind: str, x: np.ndarray, output: Callable[[str], np.ndarray]
+        self, program: Program, m: int, dims: ModelDims, x: np.ndarray, output: Callable[[str], np.ndarray]
     ) -> ParityResult:
-        """Every stage of a program for x BF16 `[m, hidden]`: the first that is wrong, else y. `output(name)` is what
-        it stored in the last buffer of that name (`h`, `gu`, `g`, `u`, `y`), BF16."""
+        """Every stage of a program for x BF16 `[m, hidden]`: the first that is wrong, else y. `dims` say the
+        activation and its limit; `output(name)` is what it stored in the last buffer of that name (`h`, `gu`, `g`,
+        `u`, `y`), BF16."""
+        kind, limit = dims.activation, dims.activation_limit
         stored = {t.name.rpartition("/")[2] for t in program.temporaries}
         assignments = self._served(m)
         width = self.down.site.k
@@ -128,12 +143,12 @@ class FfnParity:
         if "h" in stored and not stored & {"gu", "g"}:
             g, u = (Values(near[:, c], bound[:, c]) for c in (slice(width), slice(width, None)))
             h = output("h")
-            results.append(judged("h", h, gated_product_near(g, u, kind)))
+            results.append(judged("h", h, gated_product_near(g, u, kind, limit)))
         else:
             gu = output("gu") if "gu" in stored else np.concatenate([output("g"), output("u")], axis=1)
             results.append(judged("gate and up", gu, Values(near, bound)))
             wide = gu.astype(np.float64)
-            made = gated_product(wide[:, :width], wide[:, width:], kind)
+            made = gated_product(wide[:, :width], wide[:, width:], kind, limit)
             if "h" in stored:
                 h = output("h")
                 results.append(judged("h", h, made))

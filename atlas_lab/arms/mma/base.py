@@ -18,12 +18,13 @@ from atlas_lab.core.rows import rows
 from atlas_lab.core.target import Target
 from atlas_lab.core.tuning import Setting, chosen, setting
 from atlas_lab.core.verdict import Verdict, no, yes
-from atlas_lab.kernels.activation.gated import KINDS
+from atlas_lab.kernels.activation.gated import KINDS, kind_of
 from atlas_lab.kernels.gemv.columns import TILE, finish_bytes
 from atlas_lab.kernels.lang import Kernel
 
 REGISTERS = 65536  # of an SM
 NARROW = 8  # rows of x that one product has columns for
+PAIRS, GATES = ("pair", "pair clamp"), ("gate", "gate clamp")
 JOINED = ("ffn.gate+ffn.up", "attn.q+attn.k+attn.v", "gdn.qkv+gdn.z")
 # A setting: warps a tile, units in flight, and units in flight and row tiles where x has more than 8 rows.
 Form = tuple[int, int, int, int]
@@ -64,10 +65,10 @@ class Mma(Arm):
     def __init__(self, name: str, *, joined: bool = False) -> None:
         self.name, self.joined = name, joined
         self.roles = JOINED if joined else ("*",)
-        self.epilogues = ("activation",) if joined else ()
-        self.prologues = KINDS if self.gate_caps and not joined else ()
+        self.epilogues = ("activation", "limit") if joined else ()
+        self.prologues = (*KINDS, "limit") if self.gate_caps and not joined else ()
         self.kernels = tuple(dict.fromkeys(self._made([""])))
-        more = [*(["pair"] if joined else []), *(["gate"] if self.prologues else [])]
+        more = [*(PAIRS if joined else ()), *(GATES if self.prologues else ())]
         waiting = ["dependent " + way for way in ("", *more)] if self.dependent else []
         self.optional_kernels = tuple(dict.fromkeys(self._made([*more, *waiting])))
 
@@ -86,12 +87,13 @@ class Mma(Arm):
         return self.forms if whole else self.forms[:1]
 
     def _kernel(self, form: Form, m: int, variant: Mapping[str, Any], way: str) -> Kernel:
-        """`way` is empty, `pair` or `gate`, each after `dependent` where the kernel waits."""
+        """`way` is empty, or one of PAIRS or GATES, each after `dependent` where the kernel waits."""
         pair, gate = "pair" in way, "gate" in way
         warps, depth, tiles, columns = self._launched(form, m, pair=pair, gate=gate)
         apart = self.apart if self.joined and not pair else 0
         cap = self.gate_caps[columns] if gate else self.cap(columns, tiles, variant) + apart
-        more = {"joined": self.joined and not pair, "pair": pair, "gate": gate, "dependent": "dependent" in way}
+        more = {"joined": self.joined and not pair, "pair": pair, "gate": gate}
+        more |= {name: name in way for name in ("dependent", "clamp")}
         return type(self).family(
             warps=warps,
             depth=depth,
@@ -174,14 +176,16 @@ class Mma(Arm):
         (key, w), *_ = c.weights.items()
         key = key.partition(" ")[0]
         pair, gate = c.epilogue.activation, c.prologue
+        limit = c.epilogue.limit if pair else c.prologue_limit
         way = ("dependent " if c.dependent else "") + ("pair" if pair else "gate" if gate else "")
+        way += " clamp" if limit else ""
         kernel = self._kernel(form, c.m, self.variant(w, key, c), way)
         warps, depth, tiles, columns = self._launched(form, c.m, pair=bool(pair), gate=bool(gate))
         # of a pair c.n counts both, and y has as many columns as either
         n = c.n // 2 if pair else c.n
         weights = [self.operands(f) for f in c.weights.values()]
         weights += [weights[-1]] * (3 - len(weights))
-        kind = KINDS.index(pair or gate) if pair or gate else 0
+        kind = kind_of(pair or gate, limit) if pair or gate else 0
         borders = (n, n) if pair else self._borders(c)
         grid, full = (-(-n // TILE), 0) if pair else self._blocks(n, tiles, c.context.target.sms)
         args = (*(a for of in weights for a in of), c.x, c.y, c.m, n, c.k, *borders, kind, full, *self.scalars(key, c))

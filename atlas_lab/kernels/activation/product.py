@@ -1,7 +1,7 @@
 """The gated product as a launch of its own."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.activation.gated import gated
+from atlas_lab.kernels.activation.gated import gated_of
 from atlas_lab.kernels.gemv.stream import nothing, wait_and_signal
 from atlas_lab.kernels.lang import cuda
 
@@ -10,13 +10,14 @@ VECTOR = 8  # columns a thread, in 16-byte loads
 
 
 @L.family
-def gated_product(vector: bool = True, dependent: bool = False):
+def gated_product(vector: bool = True, dependent: bool = False, clamp: bool = False):
     """h = activation(g)·u, all BF16 `[m, i]`; rows of g are `g_row` elements apart, those of u `u_row`, h is whole.
 
-    `kind` is an index of `gated.KINDS`. With `vector` a thread makes 8 columns: i, `g_row` and `u_row` are multiples
-    of 8, and g and u begin on 16 bytes; without it one. The grid is `(ceil(i / (128 x 8 or 1)), m)`. A `dependent`
-    kernel waits for the launch before it.
+    `kind` is `gated.kind_of` an activation, with a limit where the kernel has a `clamp`. With `vector` a thread makes 8
+    columns: i, `g_row` and `u_row` are multiples of 8, and g and u begin on 16 bytes; without it one. The grid is
+    `(ceil(i / (128 x 8 or 1)), m)`. A `dependent` kernel waits for the launch before it.
     """
+    gated = gated_of(clamp)
     each = VECTOR if vector else 1
     after_others = wait_and_signal if dependent else nothing
     if vector:

@@ -97,11 +97,12 @@ def stream(
     joined: bool = False,
     pair: bool = False,
     dependent: bool = False,
+    clamp: bool = False,
 ):
     """A device function `(args, x, y, m, n, k, first, second, kind, full)`: all that the kernel does."""
     span, size = reader.span, reader.size * tiles
     locate, copy, use = reader.locate, reader.copy, reader.use
-    store = finish(warps, columns, tiles, pair, reader.alpha, reader.lift)
+    store = finish(warps, columns, tiles, pair, reader.alpha, reader.lift, clamp)
     after_others = wait_and_signal if dependent else nothing
     each, crosses, ragged = reader.pointers, reader.crosses, reader.ragged
     early = reader.early or not_early

@@ -1,0 +1,45 @@
+"""Blocks on the built-in joined arms, their inputs clamped: the places of the product agree bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from block_runs import Ran, routes_of, weights_of
+
+from atlas_lab.arms import atlas_arms
+from atlas_lab.blocks.ffn import DOWN, GATE, UP
+from atlas_lab.checkpoint import sizes, synthetic_sites
+from atlas_lab.core.context import Context
+from atlas_lab.core.levers import Levers
+from atlas_lab.core.rows import rows
+from atlas_lab.core.target import shipped_targets
+
+ARMS = {a.name: a for a in atlas_arms()}
+SIZES = sizes("tiny", hidden=128, intermediate=128, activation_limit=0.8)
+H200 = next(t for t in shipped_targets() if t.name == "h200")
+PLACES = ("epilogue", "launch")
+
+
+@pytest.mark.parametrize("m", [1, 9])
+@pytest.mark.parametrize(
+    ("form", "arm", "places"),
+    [
+        ("bf16", "bf16_mma", PLACES),
+        ("fp8", "fp8_mma", PLACES),
+        ("nvfp4", "nvfp4_mma", PLACES),
+        ("nvfp4", "nvfp4_mma_repacked", (*PLACES, "input")),
+    ],
+)
+def test_clamped_products_agree(form: str, arm: str, places: tuple[str, ...], m: int):
+    sites = synthetic_sites(SIZES, form, (0,), (GATE, UP, DOWN))
+    stored, ran = weights_of(sites), []
+    for place in places:
+        ctx = Context(H200, SIZES.dims, Levers(gated=place), rows=(rows(1, 16),))
+        ran.append(Ran(stored, routes_of(sites, ARMS, ARMS[f"{arm}_joined"], ARMS[arm], ctx), ARMS, m, ctx))
+        assert ran[-1].said == ()
+        assert ran[-1].parity.passed, (place, ran[-1].parity.reason)
+        assert np.array_equal(ran[-1].out["y"].view(np.uint16), ran[0].out["y"].view(np.uint16)), place
+    plain = replace(SIZES.dims, activation_limit=0.0)
+    assert not ran[0].judge.parity(ran[0].program, m, plain, ran[0].x, ran[0].out.__getitem__).passed
