@@ -16,7 +16,7 @@ BUDGETS = {
     "cli": 90,
     "copies": 120,
     "core": 90,
-    "experiments": 180,
+    "experiments": 210,
     "formats": 60,
     "lang": 150,
     "peers": 300,

@@ -25,6 +25,7 @@ from atlas_lab.kernels.activation.gated import KINDS, kind_of
 from atlas_lab.kernels.activation.product import THREADS, VECTOR, gated_product
 from atlas_lab.kernels.lang import grid_wait
 
+FFN = "ffn"
 GATE, UP, DOWN = "ffn.gate", "ffn.up", "ffn.down"
 
 
@@ -47,6 +48,24 @@ def ffn_program(
     return _Block(gate_up, down, m, context, arms).program()
 
 
+def served(gate_up: Route, down: Route, m: int) -> tuple[Assignment, ...]:
+    """What serves gate and up, in one call or two, then down; raises RouteError where nothing does."""
+    return (*dict.fromkeys((gate_up.at(GATE, m), gate_up.at(UP, m))), down.at(DOWN, m))
+
+
+def stages(program: Program) -> tuple[Tensor, ...]:
+    """What a block stores between its projections: its temporaries, without those of its arms."""
+    (y,) = program.outputs
+    label = y.name.rpartition("/")[0]
+    return tuple(t for t in program.temporaries if t.name.rpartition("/")[0] == label)
+
+
+def place_of(program: Program) -> str:
+    """Where a block's program computes the gated product: `epilogue`, `launch` or `input`."""
+    names = {t.name.rpartition("/")[2] for t in stages(program)}
+    return "epilogue" if names == {"h"} else "input" if names == {"gu"} else "launch"
+
+
 @dataclass
 class _Block:
     gate_up: Route
@@ -61,7 +80,7 @@ class _Block:
 
     def __post_init__(self) -> None:
         gate, up, down = self.gate_up.site[GATE], self.gate_up.site[UP], self.down.site[DOWN]
-        self.label = label_of(gate.layer, "ffn")
+        self.label = label_of(gate.layer, FFN)
         if not gate.n == up.n == down.k:
             found = f"found N={gate.n} of gate, N={up.n} of up, K={down.k} of down"
             raise PlanError(f"{self.label}: {found}, expected one intermediate size")
@@ -74,8 +93,8 @@ class _Block:
         if not 0 <= self.limit < inf:
             raise PlanError(f"{self.label}: found an activation limit of {self.limit}, expected 0 for none or more")
         self.waits = self.context.levers.pdl and self.context.target.meets(grid_wait.needs)
-        first = (self.gate_up.at(GATE, self.m), self.gate_up.at(UP, self.m))
-        self.first, self.second = tuple(dict.fromkeys(first)), self.down.at(DOWN, self.m)
+        *first, self.second = served(self.gate_up, self.down, self.m)
+        self.first = tuple(first)
 
     @property
     def grouped(self) -> bool:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atlas_lab.blocks.ffn import DOWN, GATE, UP
+from atlas_lab.blocks.ffn import DOWN, served, stages
 from atlas_lab.core.arm import Arm
-from atlas_lab.core.call import Call, Fields, Operand
-from atlas_lab.core.context import Context, ModelDims
+from atlas_lab.core.context import ModelDims
 from atlas_lab.core.launch import Program
 from atlas_lab.core.numbers import OUTPUTS, Rounded
 from atlas_lab.core.route import Assignment, Route
@@ -27,9 +26,6 @@ from atlas_lab.runtime.load import Read
 STEEPEST = 1.13  # the largest slope of silu (1.10) and gelu (1.13)
 FEW_ULP = 2.0**-20  # of float32, for exp and reciprocal by approximation
 TINY = float(np.finfo(np.float32).tiny)
-
-Weights = tuple[dict[str, dict[str, np.ndarray]], np.ndarray]
-"""Of one assignment: arrays by key and field, and the float64 `[N, K]` they stand for."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ def clamped(g: np.ndarray, u: np.ndarray, limit: float) -> tuple[np.ndarray, np.
     if not limit:
         return g, u
     most = float(np.array(limit, dtype("bf16").numpy))
-    return np.minimum(g, most), np.clip(u, -most, most)
+    return np.minimum(g, most), np.clip(u, -most, most)  # both keep a NaN
 
 
 def activated(g: np.ndarray, kind: str) -> np.ndarray:
@@ -54,6 +50,13 @@ def activated(g: np.ndarray, kind: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         out: np.ndarray = g / (1 + np.exp(-_exponent(g, kind)))
     return out
+
+
+def product_of(g: np.ndarray, u: np.ndarray, dims: ModelDims) -> np.ndarray:
+    """The gated product of float64 g and u, nothing rounded but the limit."""
+    g, u = clamped(g, u, dims.activation_limit)
+    h: np.ndarray = activated(g, dims.activation) * u
+    return h
 
 
 def _exponent(g: np.ndarray, kind: str) -> np.ndarray:
@@ -105,8 +108,8 @@ def judged(stage: str, found: np.ndarray, expected: Values) -> ParityResult:
 
 
 class FfnParity:
-    """Judges programs of one block whose weights `read` gives; what is computed of them is kept. One arm serves a role
-    for all rows that are asked for.
+    """Judges programs of one block whose weights `read` gives; what is computed of them is kept until other arms serve
+    it.
 
     Raises LoadError, OracleError for weights without a reference or an arm that is not of `Rounded` tolerance.
     """
@@ -114,18 +117,9 @@ class FfnParity:
     def __init__(self, gate_up: Route, down: Route, arms: Mapping[str, Arm], read: Read) -> None:
         self.gate_up, self.down, self.arms = gate_up, down, arms
         self._read = read
-        self._made: dict[tuple[str, ...], Weights] = {}
+        self._arms: tuple[str, ...] = ()
+        self._made: dict[tuple[str, ...], np.ndarray] = {}
         self._products: dict[tuple[tuple[str, ...], bytes], Values] = {}
-
-    def call(self, program: Program, m: int, context: Context) -> Call:
-        """The block as one call, for `trial.run_program`: its ports, and every weight under its role and key."""
-        weights = {f"{'+'.join(a.roles)} {d.key}": Fields(d.tensors) for a in self._served(m) for d in a.declarations}
-        (x,), (y,) = program.inputs, program.outputs
-        return Call((GATE, UP, DOWN), weights, Operand(x), Operand(y), m, y.shape[1], x.shape[1], context)
-
-    def arrays(self, m: int) -> dict[str, dict[str, np.ndarray]]:
-        """The weights of `call` on the host."""
-        return {f"{'+'.join(a.roles)} {key}": v for a in self._served(m) for key, v in self._weights(a)[0].items()}
 
     def parity(
         self, program: Program, m: int, dims: ModelDims, x: np.ndarray, output: Callable[[str], np.ndarray]
@@ -134,7 +128,7 @@ class FfnParity:
         activation and its limit; `output(name)` is what it stored in the last buffer of that name (`h`, `gu`, `g`,
         `u`, `y`), BF16."""
         kind, limit = dims.activation, dims.activation_limit
-        stored = {t.name.rpartition("/")[2] for t in program.temporaries}
+        stored = {t.name.rpartition("/")[2] for t in stages(program)}
         assignments = self._served(m)
         width = self.down.site.k
         near = np.concatenate([self._product(a, x).values for a in assignments[:-1]], axis=1)
@@ -158,14 +152,19 @@ class FfnParity:
         return next((r for r in results if not r.passed), results[-1])
 
     def _served(self, m: int) -> tuple[Assignment, ...]:
-        return (*dict.fromkeys(self.gate_up.at(role, m) for role in (GATE, UP)), self.down.at(DOWN, m))
+        found = served(self.gate_up, self.down, m)
+        arms = tuple(a.arm for a in found)
+        if arms != self._arms:
+            self._arms, self._made, self._products = arms, {}, {}
+        return found
 
-    def _weights(self, a: Assignment) -> Weights:
+    def _weights(self, a: Assignment) -> np.ndarray:
+        """Float64 `[N, K]` of an assignment."""
         if a.roles not in self._made:
             site = self.down.site if a.roles == (DOWN,) else self.gate_up.site
             arrays = oracle.declared(a.declarations, self._read)
             n = sum(site[role].n for role in a.roles)
-            self._made[a.roles] = arrays, oracle.dequantized(a.declarations, arrays, n, site.k)
+            self._made[a.roles] = oracle.dequantized(a.declarations, arrays, n, site.k)
         return self._made[a.roles]
 
     def _tolerance(self, a: Assignment) -> Rounded:
@@ -177,13 +176,13 @@ class FfnParity:
     def _product(self, a: Assignment, x: np.ndarray) -> Values:
         key = (a.roles, x.tobytes())
         if key not in self._products:
-            made = oracle.product(x.astype(np.float64), self._weights(a)[1])
+            made = oracle.product(x.astype(np.float64), self._weights(a))
             bound = self._tolerance(a).bound(made.values, made.magnitude, x.shape[1])
             self._products[key] = Values(made.values, bound)
         return self._products[key]
 
     def _down(self, a: Assignment, h: Values) -> Values:
-        w = self._weights(a)[1]
+        w = self._weights(a)
         made = oracle.product(h.values, w)
         off = oracle.product(h.bound, w).magnitude
         bound = self._tolerance(a).bound(made.values, made.magnitude + off, h.values.shape[1])

@@ -131,7 +131,7 @@ def test_bad_input_is_one_sentence_and_exit_2(run: Run, argv: list[str], sentenc
 CONFIGS = [
     ({"m": "[1, 0]"}, "registry.yaml:5: experiments.x.m[1]: found 0, expected an integer of 1 or more"),
     ({"more": "    baselin: a\n"}, "registry.yaml:9: experiments.x.baselin: unknown key, expected one of model, "
-     "checkpoint, interpreter, layers, roles, m, baseline, variants, require, did you mean 'baseline'?"),
+     "checkpoint, interpreter, layers, roles, blocks, m, baseline, variants, require, did you mean 'baseline'?"),
     ({"more": "    m: [3]\n"}, "registry.yaml:9: experiments.x.m: duplicate key, first on line 5"),
     ({"top": "levers: {streem_weights: off}\n"}, "registry.yaml:2: levers.streem_weights: unknown lever "
      "'streem_weights', expected one of stream_weights, graph, row_invariant, gated, pdl, did you mean "
