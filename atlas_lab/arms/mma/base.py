@@ -53,6 +53,8 @@ class Mma(Arm):
     """Registers a thread by columns of 8 rows of x and row tiles, which say how many blocks share an SM."""
     apart: int = 8
     """Registers a thread that a joined kernel needs beside `caps`."""
+    pair_apart: int = 0
+    """The same of one whose tiles are gate and up."""
     gate_caps: Mapping[int, int] = MappingProxyType({})
     """The same of kernels that make their own gated product, by columns; empty: there are none."""
     tiles: int = 1
@@ -80,17 +82,16 @@ class Mma(Arm):
                         yield self._kernel(form, m, variant, way)
 
     def _served(self, *, whole: bool) -> Sequence[Form]:
-        """Those that serve. Where projections border on each other it is the first of two row tiles at most; where K is
-        not in whole units, the first."""
-        if self.joined:
-            return [next(f for f in self.forms if f[3] <= 2)]
-        return self.forms if whole else self.forms[:1]
+        """Those that serve; where K is not in whole units, the first. Where projections border on each other it is two
+        of at most two row tiles, which end where projections do."""
+        ending = [f for f in self.forms if f[3] <= 2][:2] if self.joined else self.forms
+        return ending if whole else ending[:1]
 
     def _kernel(self, form: Form, m: int, variant: Mapping[str, Any], way: str) -> Kernel:
         """`way` is empty, or one of PAIRS or GATES, each after `dependent` where the kernel waits."""
         pair, gate = "pair" in way, "gate" in way
         warps, depth, tiles, columns = self._launched(form, m, pair=pair, gate=gate)
-        apart = self.apart if self.joined and not pair else 0
+        apart = self.pair_apart if pair else self.apart if self.joined else 0
         cap = self.gate_caps[columns] if gate else self.cap(columns, tiles, variant) + apart
         more = {"joined": self.joined and not pair, "pair": pair, "gate": gate}
         more |= {name: name in way for name in ("dependent", "clamp")}
@@ -115,7 +116,7 @@ class Mma(Arm):
             bytes=max(1, int(n * k * self.weight_bytes)),
             blocks=-(-n // (TILE * tiles)),
             threads=32 * warps,
-            registers=self.cap(columns, tiles, self.variants[0]),
+            registers=self.cap(columns, tiles, self.variants[0]) + (self.apart if self.joined else 0),
             in_flight=depth * TILE * self.span * self.weight_bytes / 32,
             issue=self.issue,
             shared=self._shared(warps, depth, tiles, columns),

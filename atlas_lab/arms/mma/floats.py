@@ -54,7 +54,7 @@ class Fp8Mma(Mma):
     unit, span, weight_bytes, issue = UNIT, SPAN, 1, 0.11
     forms: Sequence[Form] = ((8, 2, 2, 1), (4, 1, 1, 2), (4, 1, 1, 3))
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 96, (2, 3): 152})
-    apart = 16
+    apart, pair_apart = 16, 16
     variants = tuple({"whole": w, "scale": d} for d in SCALES.values() for w in (True, False))
     tolerance = rounded(lambda k: 8 + ascending(SPAN, 1, 4, 12)(k), 1)
     reduction_class = class_t("units of 128", promotion=128)
