@@ -108,7 +108,7 @@ def _share(c: Cell) -> str:
 
 def _role(c: Cell, x: ExperimentResult) -> str:
     several = len({k.layer for k in x.cells}) > 1
-    return (f"{c.layer}.{c.role}" if several else c.role) + (f" gated={c.gated}" if c.gated else "")
+    return (f"{c.layer}.{c.role}" if several else c.role) + (f"\n{c.gated}" if c.gated else "")
 
 
 def _arm(c: Cell) -> str:

@@ -1,4 +1,4 @@
-"""Blocks on the interpreter: their weights, their routes by pins, and a run of one with everything checked."""
+"""Blocks on a device: their weights, their routes by pins, and a run of one with everything checked."""
 
 from __future__ import annotations
 
@@ -47,10 +47,16 @@ def weights_of(sites: Iterable[Site]) -> dict[str, np.ndarray]:
 
 
 class Ran:
-    """A block run on the interpreter with everything checked: outputs by name, and its parity."""
+    """A block run on a device with everything checked: outputs by name, and its parity."""
 
     def __init__(
-        self, stored: Mapping[str, np.ndarray], found: Sequence[Route], arms: Mapping[str, Arm], m: int, ctx: Context
+        self,
+        stored: Mapping[str, np.ndarray],
+        found: Sequence[Route],
+        arms: Mapping[str, Arm],
+        m: int,
+        ctx: Context,
+        on: str = "interpreter",
     ) -> None:
         registry = Registry(entries=entries_of(arms))
         step = block_step(*found, m, ctx, registry)
@@ -59,7 +65,7 @@ class Ran:
         judge = FfnParity(*found, arms, lambda t: stored[t.name])
         x = activations((0, "ffn", m), found[0].site.k, 3)
         inputs, host = {self.program.inputs[0].name: x}, arrays(step, lambda t: stored[t.name])
-        with open_device("interpreter") as device:
+        with open_device(on) as device:
             with execute(load_plan(found), lambda t: stored[t.name], lambda w, label: None, device) as weights:
                 out = trial.run_program(step.program, step.call, weights, device, inputs, host, step.stages)
             device.ledger.check_empty()

@@ -22,6 +22,13 @@ H200 = next(t for t in shipped_targets() if t.name == "h200")
 PLACES = ("epilogue", "launch")
 
 
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def on(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and request.config.getoption("--device", "auto") != "cuda":
+        pytest.skip("needs --device=cuda")
+    return request.param
+
+
 @pytest.mark.parametrize("m", [1, 9])
 @pytest.mark.parametrize(
     ("form", "arm", "places"),
@@ -32,12 +39,12 @@ PLACES = ("epilogue", "launch")
         ("nvfp4", "nvfp4_mma_repacked", (*PLACES, "input")),
     ],
 )
-def test_clamped_products_agree(form: str, arm: str, places: tuple[str, ...], m: int):
+def test_clamped_products_agree(on: str, form: str, arm: str, places: tuple[str, ...], m: int):
     sites = synthetic_sites(SIZES, form, (0,), (GATE, UP, DOWN))
     stored, ran = weights_of(sites), []
     for place in places:
         ctx = Context(H200, SIZES.dims, Levers(gated=place), rows=(rows(1, 16),))
-        ran.append(Ran(stored, routes_of(sites, ARMS, ARMS[f"{arm}_joined"], ARMS[arm], ctx), ARMS, m, ctx))
+        ran.append(Ran(stored, routes_of(sites, ARMS, ARMS[f"{arm}_joined"], ARMS[arm], ctx), ARMS, m, ctx, on))
         assert ran[-1].said == ()
         assert ran[-1].parity.passed, (place, ran[-1].parity.reason)
         assert np.array_equal(ran[-1].out["y"].view(np.uint16), ran[0].out["y"].view(np.uint16)), place
