@@ -167,3 +167,15 @@ def test_blocks_are_timed_together_and_checked_again(opened: Session, monkeypatc
         timed.run(opened, x, device, products, judged, ab.silent)
         assert x.cells[1].reason.startswith("after the timed loop: ")
         device.ledger.check_empty()
+
+
+def test_the_benchmarks_experiment(registry):
+    """Every form of the block that it names is one that its arms serve."""
+    loaded = config.load(Path(__file__).parents[2] / "benchmarks" / "ffn-block.yaml")
+    x = ab.described(open_session(loaded, INTERPRETER, registry, None))
+    forms = {"apart": ("launch", 4), "launch": ("launch", 3), "fused": ("epilogue", 2), "pdl": ("epilogue", 2)}
+    expected = {**forms, "input": ("input", 2)}
+    assert {(c.variant, c.m): (c.gated, len(c.launches)) for c in x.cells} == {
+        (v, m): form for v, form in expected.items() for m in (1, 4, 16)
+    }
+    assert not any(c.notes for c in x.cells)
