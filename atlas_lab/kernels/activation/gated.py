@@ -2,8 +2,8 @@
 
 Some models clamp its inputs first: g from above at a limit, u to within it on both sides, as DeepSeek-V4 and GLM do
 where config.json has a `swiglu_limit`: silu(min(g, limit))·clamp(u, -limit, limit). (gpt-oss has the same clamp and
-another product, silu(1.702·g)/1.702·(u + 1), which is not here.) g and u are BF16, so a limit acts as if it were
-rounded to BF16, as it does in PyTorch. A NaN stays one; +infinity of g and both of u become the limit; -infinity of g
+another product, silu(1.702·g)/1.702·(u + 1), which is not here.) g and u are BF16, and a limit is rounded to BF16 too:
+7 and 10, which models have, are exact. A NaN stays one; +infinity of g and both of u become the limit; -infinity of g
 makes NaN, as without a clamp.
 """
 
