@@ -10,13 +10,13 @@ import pytest
 
 # Seconds on two cores with a cold compile cache: about three times what they take there alone.
 BUDGETS = {
-    "arms": 750,
-    "blocks": 120,
+    "arms": 1000,
+    "blocks": 150,
     "checkpoint": 120,
     "cli": 90,
     "copies": 120,
     "core": 90,
-    "experiments": 180,
+    "experiments": 240,
     "formats": 60,
     "lang": 150,
     "peers": 300,

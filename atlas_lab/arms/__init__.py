@@ -8,11 +8,28 @@ from typing import Any
 from atlas_lab.arms.bf16 import Bf16Gemm, Bf16Gemv
 from atlas_lab.arms.fp8 import Fp8Gemm, Fp8Gemv, Fp8RowGemv
 from atlas_lab.arms.int8 import Int8Gemv
-from atlas_lab.arms.mma import Bf16Mma, Fp8Mma, Fp8RowMma, Int8Mma, Nvfp4Mma, Nvfp4MmaRepacked, Q2Mma, Q4KMma
+from atlas_lab.arms.mma import (
+    Bf16Mma,
+    Fp8Mma,
+    Fp8RowMma,
+    Int8Mma,
+    Nvfp4Mma,
+    Nvfp4MmaRepacked,
+    Q2Mma,
+    Q4KMma,
+    Q4KMmaRepacked,
+)
 from atlas_lab.arms.nvfp4 import Nvfp4Gemm, Nvfp4Gemv, Nvfp4Gemv64
 from atlas_lab.arms.q2_0 import Q2Gemv
 from atlas_lab.arms.q4_k import Q4KGemv
-from atlas_lab.arms.wgmma import Bf16Wgmma, Fp8WgmmaW8A8, Nvfp4Wgmma
+from atlas_lab.arms.wgmma import (
+    Bf16Wgmma,
+    Bf16WgmmaJoined,
+    Fp8Wgmma,
+    Fp8WgmmaW8A8,
+    Nvfp4Wgmma,
+    Nvfp4WgmmaJoined,
+)
 from atlas_lab.checkpoint.gemma import GEMMA
 from atlas_lab.checkpoint.qwen35 import QWEN35
 from atlas_lab.checkpoint.transformer import LLAMA, QWEN3
@@ -25,12 +42,15 @@ from atlas_lab.formats import FORMATS, Format
 @hookimpl  # type: ignore[untyped-decorator]
 def atlas_arms() -> list[Arm]:
     return [
-        *(Bf16Gemv(), Bf16Mma("bf16_mma"), Bf16Wgmma(), Bf16Gemm()),
+        # a joined arm behind what serves its members alone: where an order or a pin names it
+        *(Bf16Gemv(), Bf16Mma("bf16_mma"), Bf16Wgmma(), Bf16WgmmaJoined(), Bf16Gemm()),
         *(Fp8Gemv(), Fp8RowGemv(), Fp8Mma("fp8_mma"), Fp8RowMma("fp8_row_mma"), Fp8WgmmaW8A8(), Fp8Gemm()),
+        Fp8Wgmma(),  # behind fp8_gemm: where an order or pin names it
         *(Nvfp4Gemv(), Nvfp4Gemv64(), Nvfp4Mma("nvfp4_mma"), Nvfp4MmaRepacked("nvfp4_mma_repacked")),
         # nvfp4_wgmma last: where an order or pin names it
-        *(Nvfp4Gemm(), Nvfp4Wgmma()),
-        *(Q4KGemv(), Q4KMma("q4k_mma"), Q2Gemv(), Q2Mma("q2_mma"), Int8Gemv(), Int8Mma("int8_mma")),
+        *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined()),
+        *(Q4KGemv(), Q4KMma("q4k_mma"), Q4KMmaRepacked("q4k_mma_repacked")),
+        *(Q2Gemv(), Q2Mma("q2_mma"), Int8Gemv(), Int8Mma("int8_mma")),
         # two or three projections in one launch: where an order or a pin names them
         Bf16Mma("bf16_mma_joined", joined=True),
         Fp8Mma("fp8_mma_joined", joined=True),

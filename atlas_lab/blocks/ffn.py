@@ -1,5 +1,8 @@
 """The gated feed-forward block as one program: y = down(activation(gate·x) · (up·x)), norm excluded.
 
+Where the model clamps the inputs of that product (`ModelDims.activation_limit`), it is of min(gate·x, limit) and of
+up·x within the limit on both sides.
+
 The gated product is computed in one of three places: the epilogue of gate and up, a launch of its own, or down's
 input. All round gate·x, up·x and the product to BF16 and share one function, so that they agree bit for bit.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Epilogue, Operand
@@ -17,10 +21,11 @@ from atlas_lab.core.program import PlanError, program_of, projection_call
 from atlas_lab.core.projection import Projection, label_of
 from atlas_lab.core.route import Assignment, Route
 from atlas_lab.core.tensor import Tensor
-from atlas_lab.kernels.activation.gated import KINDS
+from atlas_lab.kernels.activation.gated import KINDS, kind_of
 from atlas_lab.kernels.activation.product import THREADS, VECTOR, gated_product
 from atlas_lab.kernels.lang import grid_wait
 
+FFN = "ffn"
 GATE, UP, DOWN = "ffn.gate", "ffn.up", "ffn.down"
 
 
@@ -37,10 +42,28 @@ def ffn_program(
     The lever `gated` says where the product is computed; where an arm does not serve that, a launch of its own does
     it. The lever `pdl` makes all launches dependent whose arms have such a form, on targets that run it.
 
-    Raises PlanError where the shapes or the activation are no gated block's, and as `program_of`; RouteError where
-    nothing serves a role for `m` rows.
+    Raises PlanError where the shapes, the activation or its limit are no gated block's, and as `program_of`; RouteError
+    where nothing serves a role for `m` rows.
     """
     return _Block(gate_up, down, m, context, arms).program()
+
+
+def served(gate_up: Route, down: Route, m: int) -> tuple[Assignment, ...]:
+    """What serves gate and up, in one call or two, then down; raises RouteError where nothing does."""
+    return (*dict.fromkeys((gate_up.at(GATE, m), gate_up.at(UP, m))), down.at(DOWN, m))
+
+
+def stages(program: Program) -> tuple[Tensor, ...]:
+    """What a block stores between its projections: its temporaries, without those of its arms."""
+    (y,) = program.outputs
+    label = y.name.rpartition("/")[0]
+    return tuple(t for t in program.temporaries if t.name.rpartition("/")[0] == label)
+
+
+def place_of(program: Program) -> str:
+    """Where a block's program computes the gated product: `epilogue`, `launch` or `input`."""
+    names = {t.name.rpartition("/")[2] for t in stages(program)}
+    return "epilogue" if names == {"h"} else "input" if names == {"gu"} else "launch"
 
 
 @dataclass
@@ -57,7 +80,7 @@ class _Block:
 
     def __post_init__(self) -> None:
         gate, up, down = self.gate_up.site[GATE], self.gate_up.site[UP], self.down.site[DOWN]
-        self.label = label_of(gate.layer, "ffn")
+        self.label = label_of(gate.layer, FFN)
         if not gate.n == up.n == down.k:
             found = f"found N={gate.n} of gate, N={up.n} of up, K={down.k} of down"
             raise PlanError(f"{self.label}: {found}, expected one intermediate size")
@@ -66,10 +89,12 @@ class _Block:
                 f"{self.label}: found activation {self.context.dims.activation!r}, expected one of {', '.join(KINDS)}"
             )
         self.width = gate.n
-        self.activation = self.context.dims.activation
+        self.activation, self.limit = self.context.dims.activation, self.context.dims.activation_limit
+        if not 0 <= self.limit < inf:
+            raise PlanError(f"{self.label}: found an activation limit of {self.limit}, expected 0 for none or more")
         self.waits = self.context.levers.pdl and self.context.target.meets(grid_wait.needs)
-        first = (self.gate_up.at(GATE, self.m), self.gate_up.at(UP, self.m))
-        self.first, self.second = tuple(dict.fromkeys(first)), self.down.at(DOWN, self.m)
+        *first, self.second = served(self.gate_up, self.down, self.m)
+        self.first = tuple(first)
 
     @property
     def grouped(self) -> bool:
@@ -83,12 +108,12 @@ class _Block:
         place = self._place()
         if place == "epilogue":
             h = self._temporary("h", i)
-            self._project(self.first[0], x, h, epilogue=Epilogue(activation=self.activation))
+            self._project(self.first[0], x, h, epilogue=Epilogue(activation=self.activation, limit=self.limit))
             self._project(self.second, h, y)
         elif place == "input":
             gu = self._temporary("gu", 2 * i)
             self._project(self.first[0], x, gu)
-            self._project(self.second, gu, y, prologue=self.activation)
+            self._project(self.second, gu, y, prologue=True)
         else:
             g, u = self._halves(x)
             h = self._temporary("h", i)
@@ -108,15 +133,19 @@ class _Block:
     def _place(self) -> str:
         """Where the gated product is computed, and in `said` why not where the lever asks for it."""
         wanted = self.context.levers.gated
-        lacks = ""
+        lacks, clamp = "", "clamps no inputs of its product"
         if wanted != "launch" and not self.grouped:
             names = list(dict.fromkeys(a.arm for a in self.first))
             serve = "serves" if len(names) == 1 else "serve"
             lacks = f"{' and '.join(names)} {serve} {GATE} and {UP} in calls of their own"
         elif wanted == "epilogue" and "activation" not in self.arms[self.first[0].arm].epilogues:
             lacks = f"arm {self.first[0].arm} fuses no activation"
+        elif wanted == "epilogue" and self.limit and "limit" not in self.arms[self.first[0].arm].epilogues:
+            lacks = f"arm {self.first[0].arm} {clamp}"
         elif wanted == "input" and self.activation not in self.arms[self.second.arm].prologues:
             lacks = f"arm {self.second.arm} does not fuse {self.activation} into its input"
+        elif wanted == "input" and self.limit and "limit" not in self.arms[self.second.arm].prologues:
+            lacks = f"arm {self.second.arm} {clamp}"
         if lacks:
             self.said.append(f"{self.label} M={self.m}: gated={wanted}: {lacks}: a launch makes the gated product")
             return "launch"
@@ -141,7 +170,7 @@ class _Block:
         return t
 
     def _project(
-        self, a: Assignment, x: Tensor, y: Tensor, *, epilogue: Epilogue = Epilogue(), prologue: str = ""
+        self, a: Assignment, x: Tensor, y: Tensor, *, epilogue: Epilogue = Epilogue(), prologue: bool = False
     ) -> None:
         """The launches of one call of an arm."""
         arm = self.arms[a.arm]
@@ -152,7 +181,8 @@ class _Block:
             projection_call(self._members(a), a, self.m, self.context, epilogue),
             x=Operand(x),
             y=Operand(y),
-            prologue=prologue,
+            prologue=self.activation if prologue else "",
+            prologue_limit=self.limit if prologue else 0.0,
             dependent=self.waits and arm.dependent,
         )
         made = program_of(arm, call)
@@ -169,10 +199,10 @@ class _Block:
         vector = i % VECTOR == 0
         rows = tuple(t.strides[0] if t.strides else i for t in (g, u))
         return Launch(
-            gated_product(vector=vector, dependent=self.waits),
-            grid=(-(-i // (THREADS * (VECTOR if vector else 1))), self.m),
+            gated_product(vector=vector, dependent=self.waits, clamp=self.limit > 0),
+            grid=(self.m, -(-i // (THREADS * (VECTOR if vector else 1)))),
             block=THREADS,
-            args=(g, u, h, i, *rows, KINDS.index(self.activation)),
+            args=(g, u, h, i, *rows, kind_of(self.activation, self.limit)),
             pdl=self.waits,
             label="gated product",
         )

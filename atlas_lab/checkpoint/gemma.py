@@ -104,6 +104,7 @@ class Gemma(Family):
                 text.head_dim,
                 kv_width=0 if len(widths) == 1 else sum(a.kv_heads * a.head_dim for a in kept),
                 activation=keys.activation(outer, "hidden_activation", "hidden_act", default="gelu_tanh"),
+                activation_limit=keys.activation_limit(outer),
             ),
             prefixes=("model.language_model.", "language_model.model.", "model."),
             layers=layers,

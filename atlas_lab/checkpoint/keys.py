@@ -12,6 +12,9 @@ MOST_LAYERS = 10_000  # far above any model, far below what a loop over layers w
 # Activations of a gated FFN by their names in config.json.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
+LIMIT = "swiglu_limit"
+MOST_LIMIT = 1e38
+
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -87,6 +90,20 @@ def activation(text: Mapping[str, Any], *keys: str, default: str = "silu") -> st
                 raise CheckpointError(f"config.json: {key}: found {brief(found)}, expected {expected}")
             return ACTIVATIONS[found]
     return default
+
+
+def activation_limit(text: Mapping[str, Any]) -> float:
+    """What the inputs of the gated product are clamped at, 0 for no clamp: `swiglu_limit` of DeepSeek-V4 and GLM.
+    Raises CheckpointError."""
+    found = text.get(LIMIT)
+    return 0.0 if found is None else limit(found, f"config.json: {LIMIT}")
+
+
+def limit(value: object, key: str) -> float:
+    """The number of 0 or more, and that BF16 holds, under a key; raises CheckpointError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_LIMIT:
+        raise CheckpointError(f"{key}: found {brief(value)}, expected a number from 0 to {MOST_LIMIT:g}")
+    return float(value)
 
 
 def tied(config: Mapping[str, Any], default: bool) -> bool:

@@ -41,7 +41,7 @@ class Sizes:
     """A model's sizes. `heads` are the query heads of full attention, `key_heads` and `value_heads` those of the gated
     delta net; `layer_types` holds one kind a layer, empty for full attention in every `interval`-th. Without a `vocab`
     the model has no embedding and no output head; `tied` makes them one tensor; `prediction` is the layers of its
-    multi-token prediction head."""
+    multi-token prediction head; `activation_limit` clamps the inputs of the FFN's gated product (0: no clamp)."""
 
     hidden: int
     intermediate: int
@@ -60,11 +60,13 @@ class Sizes:
     vocab: int = 0
     tied: bool = False
     prediction: int = 0
+    activation_limit: float = 0.0
 
     def __post_init__(self) -> None:
         for name, key in KEYS.items():
             keys.positive(getattr(self, name), key)
         keys.positive(self.interval, "full_attention_interval")
+        keys.limit(self.activation_limit, keys.LIMIT)
         if self.vocab != 0:
             keys.positive(self.vocab, "vocab_size")
         for found, key in ((self.layers, KEYS["layers"]), (self.prediction, PREDICTION)):
@@ -112,6 +114,7 @@ class Sizes:
                 vocab=keys.count(text, "vocab_size"),
                 tied=keys.tied(config, False),
                 prediction=keys.count(text, PREDICTION),
+                activation_limit=keys.activation_limit(text),
             )
         except CheckpointError as e:
             raise CheckpointError(f"config.json: {str(e).removeprefix('config.json: ')}") from None
@@ -134,6 +137,7 @@ class Sizes:
             attention,
             self.kv_heads,
             self.head_dim,
+            activation_limit=self.activation_limit,
             state_bytes=(self.layers - attention) * self.state_bytes,
         )
 
@@ -187,6 +191,8 @@ class Sizes:
             text |= {"vocab_size": self.vocab, "tie_word_embeddings": self.tied}
         if self.prediction:
             text[PREDICTION] = self.prediction
+        if self.activation_limit:
+            text[keys.LIMIT] = self.activation_limit
         if text_only:
             return {"architectures": ["Qwen3_5ForCausalLM"], **text}
         architecture = "Qwen3_5ForConditionalGeneration"

@@ -92,9 +92,18 @@ class Transformer(Family):
             for kind in dict.fromkeys(kinds)
         }
         embed, head = embedding(config, hidden)
-        activation = keys.activation(text, "hidden_act")
         return Layout(
-            dims=ModelDims(self.family, hidden, intermediate, count, count, kv_heads, head_dim, activation=activation),
+            dims=ModelDims(
+                self.family,
+                hidden,
+                intermediate,
+                count,
+                count,
+                kv_heads,
+                head_dim,
+                activation=keys.activation(text, "hidden_act"),
+                activation_limit=keys.activation_limit(text),
+            ),
             prefixes=("model.",),
             layers=tuple(layers[kind] for kind in kinds),
             others=(*embed, *norms(hidden, {"norm": "norm"})),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
+from atlas_lab.cli.plan_block_tables import print_blocks, print_changed_blocks
 from atlas_lab.core.projection import HEAD
 from atlas_lab.core.rows import Rows
 from atlas_lab.experiments import grouping
@@ -28,6 +29,7 @@ def print_plan(p: ModelPlan, console: Console) -> None:
     _routes(p, console)
     for line in kept_rows(p.routes):
         console.print(line, markup=False)
+    print_blocks(p, console)
     _gaps(p, console)
     _refusals(p, console)
     _residency(p, console)
@@ -71,6 +73,7 @@ def print_diff(d: Diff, console: Console) -> None:
         console.print(t)
     else:
         console.print("routes: no difference")
+    print_changed_blocks(d, (a, b), console)
     t = table("resident", f">{a} MB", f">{b} MB", ">difference MB")
     for x in d.labels:
         row(t, x.label, megabytes(x.a), megabytes(x.b), _signed(x.b - x.a))

@@ -21,7 +21,7 @@ from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.report import number, row, table
 from atlas_lab.experiments.session import SEED
 from atlas_lab.experiments.tune_clock import by_graphs
-from atlas_lab.experiments.tune_jobs import jobs, shapes_of
+from atlas_lab.experiments.tune_jobs import jobs, joints_of, shapes_of
 from atlas_lab.experiments.tune_results import TuneCell, TuneResult
 from atlas_lab.runtime.device import open_device
 
@@ -33,7 +33,8 @@ def tune(
         list[str] | None, typer.Argument(metavar="[ARM]...", help="Names or patterns; all that have settings without.")
     ] = None,
     shapes: Annotated[
-        str, typer.Option(metavar="PRESET|NxK,...", help="Weights, instead of those of six models' projections.")
+        str,
+        typer.Option(metavar="PRESET|NxK|N+NxK,...", help="Weights, or several in a call, instead of six models'."),
     ] = "",
     form: Annotated[str, typer.Option("--format", help="Stored format, instead of the first an arm starts from.")] = "",
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no other shape after these.")] = None,
@@ -49,7 +50,7 @@ def tune(
     if budget is not None and not budget > 0:
         raise ConfigError(f"--budget {budget:g}: expected more than 0 seconds")
     registry = common.registry(common.load())
-    todo = jobs(registry, arms or [], shapes_of(shapes), form)
+    todo = jobs(registry, arms or [], shapes_of(shapes), form, joints_of(shapes))
     result, status = TuneResult(command=_command(arms or [], shapes, form, budget, top, seed), seed=seed), DONE
     with open_device("cuda") as device:
         path = to or _own(device.target.name)
@@ -90,17 +91,19 @@ def _command(arms: list[str], shapes: str, form: str, budget: float | None, top:
 
 
 def _print(common: Common, result: TuneResult) -> None:
-    t = table("arm", ">N", ">K", "best", ">us", ">of read", "the model's first", ">us", ">tried", ">of")
+    t = table("arm", ">N x K", "best", ">us", ">of read", "the model's first", ">us", ">tried", ">of")
     for c in result.cells:
         if c.best is not None:
             best, first = c.tried[c.best], c.tried[0]
             own = "the same" if c.best == 0 else spelled(setting(**first.setting))
             mine = (spelled(setting(**best.setting)), _us(best.us), number(best.of_read, 3))
-            row(t, c.arm, c.n, c.k, *mine, own, _us(first.us), len(c.tried), c.legal)
+            row(t, c.arm, c.shape, *mine, own, _us(first.us), len(c.tried), c.legal)
     common.console.print(t)
     for c in result.cells:
         if c.status != "tuned":
-            common.console.print(f"{_word(c)}: {c.arm} {c.n}x{c.k}: {c.reason or 'not reached'}", markup=False)
+            common.console.print(f"{_word(c)}: {c.arm} {c.shape}: {c.reason or 'not reached'}", markup=False)
+        elif c.legal == 1:
+            common.console.print(f"one setting: {c.arm} {c.shape}: nothing to choose, its times are kept", markup=False)
 
 
 def _us(times: dict[int, float]) -> str:

@@ -58,7 +58,8 @@ class Operand:
 class Epilogue:
     """What follows the product, in this order: `alpha` (one factor, or one a segment of N rows), a LoRA addend,
     a gated product (`activation`, `silu` or `gelu_tanh`, of one half of the columns, rounded to y's dtype, times the
-    other half, rounded likewise), a residual, quantization to a format.
+    other half, rounded likewise; with a `limit` above 0 the first half is clamped at it from above, the second to
+    within it on both sides), a residual, quantization to a format.
 
     An arm's `epilogues` names the parts it fuses; a plan that needs another part of it is refused.
     """
@@ -66,22 +67,24 @@ class Epilogue:
     alpha: tuple[tuple[int, Tensor], ...] = ()
     lora: Tensor | None = None
     activation: str = ""
+    limit: float = 0.0
     residual: Tensor | None = None
     quantize: str = ""
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The parts asked for, in order."""
-        return tuple(n for n in ("alpha", "lora", "activation", "residual", "quantize") if getattr(self, n))
+        return tuple(n for n in ("alpha", "lora", "activation", "limit", "residual", "quantize") if getattr(self, n))
 
 
 @dataclass(frozen=True)
 class Call:
-    """`y[M, N] = x[M, K] · Wᵀ` for one row count. `roles` says which projections (several for a group's arm).
+    """`y[M, N] = x[M, K] · Wᵀ` for one row count. `roles` says which projections (several for a group's arm),
+    `counts` the N of each.
 
     An epilogue with an activation halves y: `[M, N/2]`, of the gated product of its first half of columns with its
     second. With `prologue` (`silu`, `gelu_tanh`) x is `[M, 2K]`, and what is multiplied the gated product of its
-    halves. `dependent` asks for launches with `pdl`.
+    halves, clamped as an epilogue's are where `prologue_limit` is above 0. `dependent` asks for launches with `pdl`.
     """
 
     roles: tuple[str, ...]
@@ -95,4 +98,6 @@ class Call:
     epilogue: Epilogue = Epilogue()
     scratch: Mapping[str, Tensor] = field(default_factory=dict)
     prologue: str = ""
+    prologue_limit: float = 0.0
     dependent: bool = False
+    counts: tuple[int, ...] = ()

@@ -18,8 +18,9 @@ class ModelDims:
     """Model dimensions that decisions and residency need; of one rank, where a model is cut for several.
 
     `attention_layers` hold KV caches. `kv_width` is the elements of K that one token adds over all layers, where they
-    differ; 0 where all have `kv_heads` of `head_dim`. `activation` is that of the gated FFN: `silu` or `gelu_tanh`.
-    `state_bytes` is what one sequence holds whatever its length: states of recurrences and convolutions.
+    differ; 0 where all have `kv_heads` of `head_dim`. `activation` is that of the gated FFN: `silu` or `gelu_tanh`;
+    `activation_limit` clamps its inputs, gate from above and up on both sides, where it is not 0. `state_bytes` is what
+    one sequence holds whatever its length: states of recurrences and convolutions.
     """
 
     family: str
@@ -31,6 +32,7 @@ class ModelDims:
     head_dim: int = 0
     kv_width: int = 0
     activation: str = "silu"
+    activation_limit: float = 0.0
     state_bytes: int = 0
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:

@@ -40,6 +40,7 @@ def projection_call(
         k=k,
         context=context,
         epilogue=epilogue,
+        counts=tuple(p.n for p in projections),
     )
 
 
@@ -84,6 +85,9 @@ def program_of(arm: Arm, call: Call) -> Program:
     if call.prologue and call.prologue not in arm.prologues:
         said = f"arm {arm.name} does not fuse {call.prologue} into its input"
         raise PlanError(f"{call.x.data.name}: {said}, expected {list(arm.prologues)}")
+    if call.prologue_limit and "limit" not in arm.prologues:
+        said = f"arm {arm.name} does not clamp what goes into its gated product"
+        raise PlanError(f"{call.x.data.name}: {said}, found a limit of {call.prologue_limit:g}, expected none")
     if call.dependent and not arm.dependent:
         raise PlanError(f"{call.y.data.name}: arm {arm.name} has no dependent launches")
     scratch = _scratch(arm, call)

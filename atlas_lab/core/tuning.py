@@ -103,14 +103,16 @@ def chosen(arm: Arm, n: int, k: int, context: Context) -> Setting:
     if found is None:
         return legal[0]
     if found not in legal:
-        raise TuningError(stale(Choice(arm.name, n, k, found), context.target.name, len(legal)))
+        raise TuningError(stale(Choice(arm.name, n, k, found), arm, context.target.name, len(legal)))
     return found
 
 
-def stale(c: Choice, target: str, legal: int) -> str:
+def stale(c: Choice, arm: Arm, target: str, legal: int) -> str:
     """The sentence for a choice that its arm does not know (any more)."""
     known = f"one of the arm's {legal} settings on {target}" if legal else f"none: the arm tunes nothing on {target}"
-    return f"{c}, expected {known}; measure again: atlas-lab tune {c.arm} --shapes {c.n}x{c.k}"
+    joint = all("+" in pattern for pattern in arm.roles)
+    shape = f"N+Nx{c.k} (each projection's N, {c.n} together)" if joint else f"{c.n}x{c.k}"
+    return f"{c}, expected {known}; measure again: atlas-lab tune {c.arm} --shapes {shape}"
 
 
 def faults(table: Table, arms: Iterable[Arm], target: Target) -> list[str]:
@@ -127,5 +129,5 @@ def faults(table: Table, arms: Iterable[Arm], target: Target) -> list[str]:
             out.append(f"tuned {c.arm} {c.n}x{c.k}: its settings raised {type(e).__name__}: {' '.join(str(e).split())}")
             continue
         if c.setting not in legal:
-            out.append(stale(c, target.name, len(legal)))
+            out.append(stale(c, known[c.arm], target.name, len(legal)))
     return out

@@ -11,14 +11,12 @@ from functools import cached_property, partial
 import numpy as np
 
 from atlas_lab import checkpoint
-from atlas_lab.blocks.ffn import DOWN, GATE, UP, ffn_program
-from atlas_lab.core.call import Operand
+from atlas_lab.blocks.ffn import DOWN, GATE, UP
 from atlas_lab.core.context import Context, Pin, Preferences
 from atlas_lab.core.residency import load_plan
 from atlas_lab.core.route import RouteError
 from atlas_lab.core.rows import Rows
 from atlas_lab.core.target import Target
-from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.tuned_file import shipped_table
 from atlas_lab.experiments import trial
 from atlas_lab.experiments.ab import Notify
@@ -28,8 +26,8 @@ from atlas_lab.experiments.bench_results import BenchCell, Must
 from atlas_lab.experiments.cells import launch_result
 from atlas_lab.experiments.errors import sentence
 from atlas_lab.experiments.ffn_parity import FfnParity
-from atlas_lab.experiments.numbers import Bench, activations, digest
-from atlas_lab.experiments.plan import Step, VariantPlan
+from atlas_lab.experiments.numbers import Bench, activations, arrays, digest, reading
+from atlas_lab.experiments.plan import Step, VariantPlan, block_step
 from atlas_lab.experiments.reference import Reference
 from atlas_lab.experiments.settings import levers_for
 from atlas_lab.experiments.timed import rotated
@@ -107,12 +105,10 @@ class Blocks:
         expected = [case.gate_up, case.gate_up, case.down]
         if found != expected:
             raise RouteError(f"{case.name}: found {', '.join(found)}, expected {', '.join(expected)}")
-        program, said = ffn_program(gate_up, down, case.m, context, self.arms)
-        if said:
-            raise RouteError(f"{case.name}: {said[0]}")
-        projections = (*gate_up.site.projections, *down.site.projections)
-        call = self.parity.call(program, case.m, context)
-        return Step(0, (GATE, UP, DOWN), case.m, projections, down.at(DOWN, case.m), call, program)
+        step = block_step(gate_up, down, case.m, context, self.with_.registry)
+        if step.block and step.block.said:
+            raise RouteError(f"{case.name}: {step.block.said[0]}")
+        return step
 
     def _x(self, step: Step) -> np.ndarray:
         return activations(step.key, step.call.k, self.with_.seed)
@@ -122,22 +118,16 @@ class Blocks:
         program, x = step.program, self._x(step)
         cell.bytes, cell.flops = program.traffic, program.flops
         cell.launches = [launch_result(launch) for launch in program.launches]
-        exposed = replace(program, outputs=(*program.outputs, *program.temporaries), temporaries=())
-        buffers = {t.name.rpartition("/")[2]: t for t in exposed.outputs}
-        inputs, arrays = {step.call.x.data.name: x}, self.parity.arrays(step.m)
-        found: dict[str, np.ndarray] = {}
-
-        def run(t: Tensor) -> np.ndarray:
-            call = replace(step.call, y=Operand(t))
-            return trial.run_program(exposed, call, bench.weights, bench.device, inputs, arrays)
-
+        inputs = {step.call.x.data.name: x}
         try:
-            found = {name: run(t) for name, t in buffers.items()}
+            out = trial.run_program(
+                program, step.call, bench.weights, bench.device, inputs, arrays(step, reading(self.held)), step.stages
+            )
         except Exception as e:  # whatever an arm, a kernel or a driver does is that case's result
             cell.status, cell.reason = "crashed", sentence(e)
             return np.zeros(0)
-        activation = self.context.dims.activation
-        cell.parity = self.parity.parity(program, step.m, activation, x, found.__getitem__)
+        found = trial.apart(out, (step.call.y.data, *step.stages))
+        cell.parity = self.parity.parity(program, step.m, self.context.dims, x, found.__getitem__)
         cell.status, cell.reason = ("passed" if cell.parity.passed else "failed"), cell.parity.reason
         return found["y"]
 

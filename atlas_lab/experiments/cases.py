@@ -200,17 +200,19 @@ def _levers(arm: Arm, base: Context, drawn: Sequence[Case]) -> Iterator[Case]:
 
 
 def _unreached(arm: Arm, known: Mapping[str, Format], base: Context, drawn: Sequence[Case]) -> Iterator[Case]:
-    """A case for each kernel that no case so far launches, where a small shape does. Awkward shapes alone would try
-    nothing but an arm's slowest loads: kernels are chosen by what divides N and K, by M, by how a weight is stored
-    and by settings."""
-    left = set(arm.kernels) - {k for c in drawn for k in launched(c, arm, base)}
+    """A case for each kernel that no case so far launches, where a small shape does; for optional ones, where a setting
+    does that was tried for the others. Awkward shapes alone would try nothing but an arm's slowest loads: kernels are
+    chosen by what divides N and K, by M, by how a weight is stored and by settings."""
+    seen = {k for c in drawn for k in launched(c, arm, base)}
+    left = set(arm.kernels) - seen
     flips = [(), *dict.fromkeys(c.levers for c in drawn if c.levers)]
     for c in _even(arm, known, base) if left else ():
         settings = arm.settings(c.n * len(c.roles), c.k, base.target)
         for levers, s in product(flips, settings or [()]):
             flipped = replace(c, levers=levers, setting=s)
-            found = left & set(launched(flipped, arm, base))
+            found = set(launched(flipped, arm, base)) - seen
             if found:
+                seen |= found
                 left -= found
                 yield flipped
         if not left:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from atlas_lab.blocks.ffn import FFN
 from atlas_lab.core.levers import nearest
 from atlas_lab.core.rows import PHASES, Rows
 from atlas_lab.experiments import yaml_source
@@ -19,6 +20,7 @@ from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.yaml_source import Source
 
 FILE = "registry.yaml"
+BLOCKS = (FFN,)
 DEFAULT_ROLES = ["ffn.gate", "ffn.up", "ffn.down"]
 
 
@@ -59,6 +61,7 @@ Count = Annotated[int, _expect("an integer of 1 or more", _integer(1))]
 Index = Annotated[int, _expect("an integer of 0 or more", _integer(0))]
 Number = Annotated[float, _expect("a number", _number)]
 Positive = Annotated[float, _expect("a number above 0", lambda v: _number(v) and v > 0)]
+Block = Annotated[str, _expect(f"one of {', '.join(BLOCKS)}", lambda v: v in BLOCKS)]
 Word = Annotated[str, _expect("a name", lambda v: isinstance(v, str) and v != "")]
 
 
@@ -196,13 +199,15 @@ class Requirement(Strict):
 
 
 class Experiment(Strict):
-    """Variants of one BF16 reference, over layers, roles and row counts."""
+    """Variants of one BF16 reference, over layers, roles and row counts. Roles of a block among `blocks` are compared
+    as its one program."""
 
     model: ModelSpec | None = None
     checkpoint: Word | None = None
     interpreter: Dims | None = None
     layers: list[Index] = [0]
     roles: list[Word] = DEFAULT_ROLES
+    blocks: list[Block] = []
     m: list[Count]
     baseline: Word
     variants: dict[str, Variant]
@@ -300,8 +305,8 @@ def _whole(source: Source, at: tuple[str, ...], x: Experiment) -> None:
         for key in ("family", "hidden", "intermediate"):
             if getattr(x.model, key) is None:
                 raise source.error((*at, "model"), f"missing key {key!r}, expected it or a preset")
-    for key, values in (("m", x.m), ("roles", x.roles), ("layers", x.layers)):
-        if not values:
+    for key, values in (("m", x.m), ("roles", x.roles), ("layers", x.layers), ("blocks", x.blocks)):
+        if not values and key != "blocks":
             raise source.error((*at, key), "found an empty value, expected one entry or more")
         for i, value in enumerate(values):
             if value in values[:i]:

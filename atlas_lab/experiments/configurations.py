@@ -18,6 +18,7 @@ from atlas_lab.core.target import Target
 from atlas_lab.core.tuned_file import shipped_table
 from atlas_lab.experiments.config import Loaded
 from atlas_lab.experiments.errors import ConfigError
+from atlas_lab.experiments.plan_blocks import ffn_blocks
 from atlas_lab.experiments.session import open_session, target_for
 from atlas_lab.experiments.settings import Said, levers_for, preferences_for
 from atlas_lab.experiments.whole_model import ModelPlan, others_of, plan_model, plan_routes
@@ -106,9 +107,14 @@ class Planner:
             raise ConfigError("--tensor-parallel: an experiment's layers are whole, expected a CHECKPOINT")
         session = open_session(self.loaded, self.said, self.registry, experiment)
         return {
-            v: plan_routes(f"{session.name}:{v}", p.routes, self.memory.within(p.context), whole=False)
+            v: self._with_blocks(
+                plan_routes(f"{session.name}:{v}", p.routes, self.memory.within(p.context), whole=False)
+            )
             for v, p in session.plans.items()
         }
+
+    def _with_blocks(self, made: ModelPlan) -> ModelPlan:
+        return replace(made, blocks=ffn_blocks(made.routes, made.context, self.registry))
 
     def _checkpoint(self, name: str, path: Path, experiment: str, variant: str) -> ModelPlan:
         target = target_for(self.loaded, self.registry)
@@ -119,7 +125,7 @@ class Planner:
         context = self.memory.within(self._context(target, held.dims, experiment, variant))
         whole = PART not in held.config
         made = plan_model(name, held.sites, context, self.registry, others_of(held), whole=whole)
-        return replace(made, missing=held.missing)
+        return self._with_blocks(replace(made, missing=held.missing))
 
     def _context(self, target: Target, dims: ModelDims, experiment: str, variant: str) -> Context:
         chosen = None

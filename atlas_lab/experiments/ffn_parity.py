@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atlas_lab.blocks.ffn import DOWN, GATE, UP
+from atlas_lab.blocks.ffn import DOWN, served, stages
 from atlas_lab.core.arm import Arm
-from atlas_lab.core.call import Call, Fields, Operand
-from atlas_lab.core.context import Context
+from atlas_lab.core.context import ModelDims
 from atlas_lab.core.launch import Program
 from atlas_lab.core.numbers import OUTPUTS, Rounded
 from atlas_lab.core.route import Assignment, Route
@@ -28,9 +27,6 @@ STEEPEST = 1.13  # the largest slope of silu (1.10) and gelu (1.13)
 FEW_ULP = 2.0**-20  # of float32, for exp and reciprocal by approximation
 TINY = float(np.finfo(np.float32).tiny)
 
-Weights = tuple[dict[str, dict[str, np.ndarray]], np.ndarray]
-"""Of one assignment: arrays by key and field, and the float64 `[N, K]` they stand for."""
-
 
 @dataclass(frozen=True)
 class Values:
@@ -40,6 +36,15 @@ class Values:
     bound: np.ndarray
 
 
+def clamped(g: np.ndarray, u: np.ndarray, limit: float) -> tuple[np.ndarray, np.ndarray]:
+    """Float64 g and u as a gated product with a limit takes them: rounded to BF16, it bounds g from above and u on both
+    sides; a NaN stays one. 0 is no limit."""
+    if not limit:
+        return g, u
+    most = float(np.array(limit, dtype("bf16").numpy))
+    return np.minimum(g, most), np.clip(u, -most, most)  # both keep a NaN
+
+
 def activated(g: np.ndarray, kind: str) -> np.ndarray:
     """silu or tanh-gelu of float64."""
     with np.errstate(over="ignore"):
@@ -47,21 +52,32 @@ def activated(g: np.ndarray, kind: str) -> np.ndarray:
     return out
 
 
+def product_of(g: np.ndarray, u: np.ndarray, dims: ModelDims) -> np.ndarray:
+    """The gated product of float64 g and u, nothing rounded but the limit."""
+    g, u = clamped(g, u, dims.activation_limit)
+    h: np.ndarray = activated(g, dims.activation) * u
+    return h
+
+
 def _exponent(g: np.ndarray, kind: str) -> np.ndarray:
     return g if kind == "silu" else 2 * np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
 
 
-def gated_product(g: np.ndarray, u: np.ndarray, kind: str) -> Values:
-    """activation(g)·u of float64 g and u as they were stored, rounded to BF16; the bound is 0 unless the value lies so
-    near the middle of two BF16 numbers that float32 may round it to the other."""
+def gated_product(g: np.ndarray, u: np.ndarray, kind: str, limit: float = 0.0) -> Values:
+    """activation(g)·u of float64 g and u as they were stored, clamped where there is a limit, rounded to BF16; the
+    bound is 0 unless the value lies so near the middle of two BF16 numbers that float32 may round it to the other."""
+    g, u = clamped(g, u, limit)
     exact, bf16 = activated(g, kind) * u, dtype("bf16").numpy
     slack = FEW_ULP * (1 + np.abs(_exponent(g, kind))) * np.abs(exact)
     low, middle, high = ((exact + s * slack).astype(bf16).astype(np.float64) for s in (-1, 0, 1))
     return Values(middle, np.maximum(np.abs(high - middle), np.abs(middle - low)) + TINY * (1 + np.abs(g * u)))
 
 
-def gated_product_near(g: Values, u: Values, kind: str) -> Values:
-    """activation(g)·u in BF16 of g and u that nobody stored: known within their bounds."""
+def gated_product_near(g: Values, u: Values, kind: str, limit: float = 0.0) -> Values:
+    """activation(g)·u in BF16 of g and u that nobody stored: known within their bounds, which a clamp leaves as wide at
+    the most."""
+    within = clamped(g.values, u.values, limit)
+    g, u = Values(within[0], g.bound), Values(within[1], u.bound)
     act = activated(g.values, kind)
     exact = act * u.values
     bound = STEEPEST * g.bound * (np.abs(u.values) + u.bound) + np.abs(act) * u.bound
@@ -92,8 +108,8 @@ def judged(stage: str, found: np.ndarray, expected: Values) -> ParityResult:
 
 
 class FfnParity:
-    """Judges programs of one block whose weights `read` gives; what is computed of them is kept. One arm serves a role
-    for all rows that are asked for.
+    """Judges programs of one block whose weights `read` gives; what is computed of them is kept until other arms serve
+    it.
 
     Raises LoadError, OracleError for weights without a reference or an arm that is not of `Rounded` tolerance.
     """
@@ -101,25 +117,18 @@ class FfnParity:
     def __init__(self, gate_up: Route, down: Route, arms: Mapping[str, Arm], read: Read) -> None:
         self.gate_up, self.down, self.arms = gate_up, down, arms
         self._read = read
-        self._made: dict[tuple[str, ...], Weights] = {}
+        self._arms: tuple[str, ...] = ()
+        self._made: dict[tuple[str, ...], np.ndarray] = {}
         self._products: dict[tuple[tuple[str, ...], bytes], Values] = {}
 
-    def call(self, program: Program, m: int, context: Context) -> Call:
-        """The block as one call, for `trial.run_program`: its ports, and every weight under its role and key."""
-        weights = {f"{'+'.join(a.roles)} {d.key}": Fields(d.tensors) for a in self._served(m) for d in a.declarations}
-        (x,), (y,) = program.inputs, program.outputs
-        return Call((GATE, UP, DOWN), weights, Operand(x), Operand(y), m, y.shape[1], x.shape[1], context)
-
-    def arrays(self, m: int) -> dict[str, dict[str, np.ndarray]]:
-        """The weights of `call` on the host."""
-        return {f"{'+'.join(a.roles)} {key}": v for a in self._served(m) for key, v in self._weights(a)[0].items()}
-
     def parity(
-        self, program: Program, m: int, kind: str, x: np.ndarray, output: Callable[[str], np.ndarray]
+        self, program: Program, m: int, dims: ModelDims, x: np.ndarray, output: Callable[[str], np.ndarray]
     ) -> ParityResult:
-        """Every stage of a program for x BF16 `[m, hidden]`: the first that is wrong, else y. `output(name)` is what
-        it stored in the last buffer of that name (`h`, `gu`, `g`, `u`, `y`), BF16."""
-        stored = {t.name.rpartition("/")[2] for t in program.temporaries}
+        """Every stage of a program for x BF16 `[m, hidden]`: the first that is wrong, else y. `dims` say the
+        activation and its limit; `output(name)` is what it stored in the last buffer of that name (`h`, `gu`, `g`,
+        `u`, `y`), BF16."""
+        kind, limit = dims.activation, dims.activation_limit
+        stored = {t.name.rpartition("/")[2] for t in stages(program)}
         assignments = self._served(m)
         width = self.down.site.k
         near = np.concatenate([self._product(a, x).values for a in assignments[:-1]], axis=1)
@@ -128,12 +137,12 @@ class FfnParity:
         if "h" in stored and not stored & {"gu", "g"}:
             g, u = (Values(near[:, c], bound[:, c]) for c in (slice(width), slice(width, None)))
             h = output("h")
-            results.append(judged("h", h, gated_product_near(g, u, kind)))
+            results.append(judged("h", h, gated_product_near(g, u, kind, limit)))
         else:
             gu = output("gu") if "gu" in stored else np.concatenate([output("g"), output("u")], axis=1)
             results.append(judged("gate and up", gu, Values(near, bound)))
             wide = gu.astype(np.float64)
-            made = gated_product(wide[:, :width], wide[:, width:], kind)
+            made = gated_product(wide[:, :width], wide[:, width:], kind, limit)
             if "h" in stored:
                 h = output("h")
                 results.append(judged("h", h, made))
@@ -143,14 +152,19 @@ class FfnParity:
         return next((r for r in results if not r.passed), results[-1])
 
     def _served(self, m: int) -> tuple[Assignment, ...]:
-        return (*dict.fromkeys(self.gate_up.at(role, m) for role in (GATE, UP)), self.down.at(DOWN, m))
+        found = served(self.gate_up, self.down, m)
+        arms = tuple(a.arm for a in found)
+        if arms != self._arms:
+            self._arms, self._made, self._products = arms, {}, {}
+        return found
 
-    def _weights(self, a: Assignment) -> Weights:
+    def _weights(self, a: Assignment) -> np.ndarray:
+        """Float64 `[N, K]` of an assignment."""
         if a.roles not in self._made:
             site = self.down.site if a.roles == (DOWN,) else self.gate_up.site
             arrays = oracle.declared(a.declarations, self._read)
             n = sum(site[role].n for role in a.roles)
-            self._made[a.roles] = arrays, oracle.dequantized(a.declarations, arrays, n, site.k)
+            self._made[a.roles] = oracle.dequantized(a.declarations, arrays, n, site.k)
         return self._made[a.roles]
 
     def _tolerance(self, a: Assignment) -> Rounded:
@@ -162,13 +176,13 @@ class FfnParity:
     def _product(self, a: Assignment, x: np.ndarray) -> Values:
         key = (a.roles, x.tobytes())
         if key not in self._products:
-            made = oracle.product(x.astype(np.float64), self._weights(a)[1])
+            made = oracle.product(x.astype(np.float64), self._weights(a))
             bound = self._tolerance(a).bound(made.values, made.magnitude, x.shape[1])
             self._products[key] = Values(made.values, bound)
         return self._products[key]
 
     def _down(self, a: Assignment, h: Values) -> Values:
-        w = self._weights(a)[1]
+        w = self._weights(a)
         made = oracle.product(h.values, w)
         off = oracle.product(h.bound, w).magnitude
         bound = self._tolerance(a).bound(made.values, made.magnitude + off, h.values.shape[1])

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from atlas_lab.checkpoint.qwen35 import MODULES
 from atlas_lab.core.arm import Arm
+from atlas_lab.core.call import Call, Epilogue, Operand
 from atlas_lab.core.chip import WARP, limits
 from atlas_lab.core.context import Context, ModelDims, Pin, Preferences
 from atlas_lab.core.launch import Launch
@@ -23,10 +24,12 @@ from atlas_lab.core.tuned_file import shipped_table
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.plan import plan_variant
 from atlas_lab.formats.base import Format
+from atlas_lab.kernels.activation.gated import KINDS
 from atlas_lab.kernels.lang import grid_wait
 from atlas_lab.kernels.lang.compile import Compiled
 
 ROWS = (1, 16, 64, 4096)
+LIMIT = 7.0  # of clamped inputs: any, it is an argument
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,9 @@ class Run:
 
 
 def launches(registry: Registry, arm: Arm, target: Target, n: int, k: int, rows: Sequence[int]) -> list[Run]:
-    """The launches of an arm on a weight `[n, k]` for these row counts (those it serves), and the dependent ones where
-    it has any and the target runs them; equal kernels once.
+    """The launches of an arm on a weight `[n, k]` for these row counts (those it serves), those with a gated product in
+    its epilogue or its input, with clamped inputs and without, where it fuses that, and the dependent ones where it has
+    any and the target runs them; equal kernels once.
 
     Raises ConfigError where the arm refuses the shape or serves none of the rows.
     """
@@ -79,14 +83,28 @@ def launches(registry: Registry, arm: Arm, target: Target, n: int, k: int, rows:
     found: dict[tuple[object, ...], list[int]] = {}
     first: dict[tuple[object, ...], Launch] = {}
     for step in plan.steps:
-        programs = [step.program]
-        if arm.dependent and target.meets(grid_wait.needs):
-            programs.append(program_of(arm, replace(step.call, dependent=True)))
-        for x in (x for p in programs for x in p.launches):
+        for x in (x for c in _calls(arm, step.call, target) for x in program_of(arm, c).launches):
             key = (x.kernel, x.block, x.shared)
             first.setdefault(key, x)
             found.setdefault(key, []).append(step.m)
     return [Run(first[key], tuple(dict.fromkeys(ms))) for key, ms in found.items()]
+
+
+def _calls(arm: Arm, plain: Call, target: Target) -> list[Call]:
+    """A call, and what else the arm can be asked for instead."""
+    out, limits = [plain], (0.0, LIMIT)
+    m, n, k = plain.m, plain.n, plain.k
+    if "activation" in arm.epilogues and len(plain.roles) == 2:
+        y = Operand(Tensor(plain.y.data.dtype, (m, n // 2), plain.y.data.name))
+        made = [Epilogue(activation=KINDS[0], limit=x) for x in limits if not x or "limit" in arm.epilogues]
+        out += [replace(plain, y=y, epilogue=e) for e in made]
+    if KINDS[0] in arm.prologues:
+        x = Operand(Tensor(plain.x.data.dtype, (m, 2 * k), plain.x.data.name))
+        made_of = [limit for limit in limits if not limit or "limit" in arm.prologues]
+        out += [replace(plain, x=x, prologue=KINDS[0], prologue_limit=limit) for limit in made_of]
+    if arm.dependent and target.meets(grid_wait.needs):
+        out += [replace(c, dependent=True) for c in out]
+    return out
 
 
 def _roles(arm: Arm) -> tuple[str, ...]:

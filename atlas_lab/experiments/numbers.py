@@ -18,7 +18,8 @@ from atlas_lab.core.registry import Registry
 from atlas_lab.core.rows import Rows
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.experiments import oracle, trial
-from atlas_lab.experiments.plan import Step, VariantPlan, plan_variant
+from atlas_lab.experiments.ffn_parity import FfnParity, product_of
+from atlas_lab.experiments.plan import Block, Step, VariantPlan, plan_variant
 from atlas_lab.experiments.results import AccuracyResult, ParityResult
 from atlas_lab.formats.dtypes import dtype
 from atlas_lab.runtime.bind import Bound
@@ -47,6 +48,11 @@ def activations(key: Key, k: int, seed: int) -> np.ndarray:
     return x.astype(dtype("bf16").numpy)
 
 
+def reading(held: Checkpoint) -> Read:
+    """What reads a checkpoint's tensors."""
+    return lambda t: held.store.read(t.name)
+
+
 def digest(y: np.ndarray) -> str:
     """Names an output's bits."""
     return hashlib.sha256(np.ascontiguousarray(y).view(np.uint8).data).hexdigest()
@@ -65,8 +71,9 @@ class Bench:
     @classmethod
     def of(cls, plan: VariantPlan, held: Checkpoint, device: Device) -> Bench:
         """With the weights of a checkpoint; raises what loading raises."""
-        read: Read = lambda t: held.store.read(t.name)  # noqa: E731
-        return cls(plan, execute(plan.load, read, lambda w, label: check_values(held.store, w, label), device), device)
+        return cls(
+            plan, execute(plan.load, reading(held), lambda w, label: check_values(held.store, w, label), device), device
+        )
 
     def take(self, t: Tensor, label: str) -> Buffer:
         """A buffer for one tensor, freed with the bench."""
@@ -100,8 +107,8 @@ class Bench:
 
 
 class Products:
-    """Float64 products of the unquantized weights, `[M, N]`: computed once for all rows of a role, kept for every
-    variant that asks."""
+    """Float64 products of the unquantized weights, `[M, N]`, of whole blocks what they compute: once for all rows of a
+    role, kept for every variant that asks."""
 
     def __init__(self, reference: Checkpoint, seed: int) -> None:
         self.reference, self.seed = reference, seed
@@ -112,11 +119,19 @@ class Products:
         """The product for `step`; `alike` are the steps of its roles, of which all that lack theirs get it too."""
         if step.key not in self._known:
             todo = [s for s in alike if s.key not in self._known]
-            w = np.concatenate([self._weight(p) for p in step.projections])
             x = np.concatenate([_wide(activations(s.key, s.call.k, self.seed)) for s in todo])
-            for s, y in zip(todo, _split(x @ w.T, todo), strict=True):
+            for s, y in zip(todo, _split(self._product(step, x), todo), strict=True):
                 self._known[s.key] = y
         return self._known[step.key]
+
+    def _product(self, step: Step, x: np.ndarray) -> np.ndarray:
+        """Of a block its whole function, nothing between rounded."""
+        if step.block is None:
+            y: np.ndarray = x @ np.concatenate([self._weight(p) for p in step.projections]).T
+            return y
+        g, u = (x @ self._weight(p).T for p in step.projections[:2])
+        out: np.ndarray = product_of(g, u, step.call.context.dims) @ self._weight(step.projections[2]).T
+        return out
 
     def _weight(self, p: Projection) -> np.ndarray:
         return _wide(self.reference.store.read(self._held[p.layer, p.role].weight["weight"].name))
@@ -139,6 +154,7 @@ class Parity:
     def __init__(self, registry: Registry, plan: VariantPlan, held: Checkpoint, seed: int) -> None:
         self.registry, self.plan, self.held, self.seed = registry, plan, held, seed
         self._own: dict[Key, oracle.Reference] = {}
+        self._blocks: dict[int, FfnParity] = {}
         self._weights: tuple[str, ...] = ()
         self._arrays: dict[str, dict[str, np.ndarray]] = {}
         self._arrays_of: tuple[str, ...] = ()
@@ -146,6 +162,8 @@ class Parity:
     def parity(self, step: Step, y: np.ndarray, device: Device) -> ParityResult:
         """How the output for `activations(step.key)` compares; raises OracleError, LoadError, and what running another
         arm raises where the step's is exact to that."""
+        if step.block is not None:
+            return self._block(step, step.block, y)
         arm = self.registry.arm(step.assignment.arm)
         found = oracle.compare(y, self._expected(arm, step, device), arm.tolerance, step.call.k)
         return ParityResult(
@@ -158,11 +176,21 @@ class Parity:
             reason="" if found.ok else str(found),
         )
 
+    def _block(self, step: Step, block: Block, out: np.ndarray) -> ParityResult:
+        """Of every stage of a block; weights of one block are kept until those of another are asked for."""
+        if step.layer not in self._blocks:
+            arms = {e.arm.name: e.arm for e in self.registry.entries}
+            made = FfnParity(block.gate_up, block.down, arms, reading(self.held))
+            self._blocks = {step.layer: made}
+        found = trial.apart(out, (step.call.y.data, *step.stages))
+        judge, dims = self._blocks[step.layer], step.call.context.dims
+        return judge.parity(step.program, step.m, dims, self._x(step), found.__getitem__)
+
     def arrays(self, step: Step) -> dict[str, dict[str, np.ndarray]]:
         """The step's weights on the host, as declared, kept until others are asked for; raises LoadError."""
         names = _names(step)
         if names != self._arrays_of:
-            self._arrays, self._arrays_of = arrays(step, self.held), names
+            self._arrays, self._arrays_of = arrays(step, reading(self.held)), names
         return self._arrays
 
     def _expected(self, arm: Arm, step: Step, device: Device) -> oracle.Reference:
@@ -199,7 +227,7 @@ class Parity:
         (other,) = plan.steps
         with Bench.of(plan, self.held, device) as bench:
             inputs = {other.call.x.data.name: self._x(step)}
-            held = arrays(other, self.held)
+            held = arrays(other, reading(self.held))
             return trial.run_program(other.program, other.call, bench.weights, device, inputs, held)
 
 
@@ -211,10 +239,11 @@ class Judge(Parity):
         self.products = products
 
     def judge(self, step: Step, y: np.ndarray, device: Device) -> Numbers:
-        """Parity and accuracy of the output for `activations(step.key)`; raises what `parity` raises."""
+        """Parity and accuracy of the output for `activations(step.key)`, a block's with its stages beside it; raises
+        what `parity` raises."""
         parity = self.parity(step, y, device)
         alike = [s for s in self.plan.steps if (s.layer, s.roles) == (step.layer, step.roles)]
-        fidelity = oracle.fidelity(y, self.products.of(step, alike))
+        fidelity = oracle.fidelity(y[:, : step.call.n], self.products.of(step, alike))
         return Numbers(
             parity,
             AccuracyResult(
@@ -229,18 +258,23 @@ class Judge(Parity):
 
 def _names(step: Step) -> tuple[str, ...]:
     """The tensors an arm reads, by name: derived ones are named after what they are made of, and how."""
-    return tuple(t.name for d in step.assignment.declarations for t in d.tensors.values())
+    return tuple(t.name for a in step.assignments for d in a.declarations for t in d.tensors.values())
 
 
-def arrays(step: Step, held: Checkpoint) -> dict[str, dict[str, np.ndarray]]:
-    """The step's weights on the host, as declared; raises LoadError."""
-    return oracle.declared(step.assignment.declarations, lambda t: held.store.read(t.name))
+def arrays(step: Step, read: Read) -> dict[str, dict[str, np.ndarray]]:
+    """The step's weights on the host, as declared, by their keys in its call; raises LoadError."""
+    out: dict[str, dict[str, np.ndarray]] = {}
+    for before, declarations in step.declarations.items():
+        made = oracle.declared(declarations, read)
+        out |= {before + key: fields for key, fields in made.items()}
+    return out
 
 
 def outputs(
     plan: VariantPlan, held: Checkpoint, device: Device, keys: Sequence[Key], seed: int
 ) -> Iterator[tuple[Step, np.ndarray | Exception]]:
-    """Run steps one after another on one load of the weights, each with everything checked.
+    """Run steps one after another on one load of the weights, each with everything checked: their outputs, of a block
+    with its stages beside it.
 
     A kernel that faults is that step's answer: the exception. On a GPU it is the last one, for the context may be
     lost. Raises what loading raises.
@@ -252,7 +286,7 @@ def outputs(
             inputs = {step.call.x.data.name: activations(key, step.call.k, seed)}
             try:
                 found: np.ndarray | Exception = trial.run_program(
-                    step.program, step.call, bench.weights, device, inputs, arrays(step, held)
+                    step.program, step.call, bench.weights, device, inputs, arrays(step, reading(held)), step.stages
                 )
             except Exception as e:  # whatever an arm, a kernel or a driver does is that cell's result
                 found = e

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from atlas_lab.blocks.ffn import FFN
 from atlas_lab.core.route import Route
-from atlas_lab.core.rows import Rows, pieces
+from atlas_lab.core.rows import Rows, merged, pieces
 from atlas_lab.experiments.grouping import reads_of, together
+from atlas_lab.experiments.plan_blocks import BlockLine
 from atlas_lab.experiments.whole_model import NO_ARM, ModelPlan
 
 ABSENT = "not there"
@@ -34,6 +36,16 @@ class LabelBytes:
 
 
 @dataclass(frozen=True)
+class ChangedBlock:
+    """Rows at which feed-forward blocks of equal layers take other programs, in short."""
+
+    layers: tuple[int, ...]
+    rows: tuple[Rows, ...]
+    a: str
+    b: str
+
+
+@dataclass(frozen=True)
 class Diff:
     """`b` against `a`. Totals are of the plans; `more` is what b holds more in its steady state."""
 
@@ -41,6 +53,7 @@ class Diff:
     b: ModelPlan
     changed: tuple[Changed, ...]
     labels: tuple[LabelBytes, ...]
+    blocks: tuple[ChangedBlock, ...] = ()
 
     @property
     def more(self) -> int:
@@ -63,7 +76,8 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        return not self.changed and self.more == self.more_at_peak == self.more_others == 0 and not self.more_tokens
+        alike = not self.changed and not self.blocks
+        return alike and self.more == self.more_at_peak == self.more_others == 0 and not self.more_tokens
 
 
 def compare(a: ModelPlan, b: ModelPlan) -> Diff:
@@ -77,7 +91,31 @@ def compare(a: ModelPlan, b: ModelPlan) -> Diff:
                 rows.setdefault((x, y), []).append(piece)
         found += [(*key, (tuple(held), x, y)) for (x, y), held in rows.items()]
     changed = tuple(Changed(layers, roles, *what) for layers, roles, what in together(found))
-    return Diff(a, b, changed, tuple(_labels(a, b)))
+    return Diff(a, b, changed, tuple(_labels(a, b)), tuple(_blocks(a, b)))
+
+
+def _blocks(a: ModelPlan, b: ModelPlan) -> Iterable[ChangedBlock]:
+    mine, theirs = _programs(a), _programs(b)
+    found: dict[tuple[int, str, str], list[int]] = {}
+    for layer, m in dict.fromkeys([*mine, *theirs]):
+        x, y = mine.get((layer, m)), theirs.get((layer, m))
+        if x != y:
+            found.setdefault((layer, x.short if x else ABSENT, y.short if y else ABSENT), []).append(m)
+    changed = [(layer, FFN, (x, y, merged(Rows(m, m) for m in ms))) for (layer, x, y), ms in found.items()]
+    for layers, _, (before, after, rows) in together(changed):
+        yield ChangedBlock(layers, rows, before, after if after != before else f"{after}, of other kernels")
+
+
+def _programs(p: ModelPlan) -> dict[tuple[int, int], BlockLine]:
+    """What each layer's block takes, by layer and M."""
+    return {
+        (layer, m): replace(line, rows=(), said=())
+        for b in p.blocks
+        for layer in b.layers
+        for line in b.lines
+        for r in line.rows
+        for m in range(r.first, r.last + 1)
+    }
 
 
 Served = list[tuple[Rows, tuple[str, str]]]

@@ -11,6 +11,7 @@ from pydantic import Field
 from atlas_lab.core.residency import Row
 from atlas_lab.core.rows import Rows
 from atlas_lab.experiments import grouping
+from atlas_lab.experiments.plan_blocks import BlockLine
 from atlas_lab.experiments.plan_diff import Diff
 from atlas_lab.experiments.results import Part, read
 from atlas_lab.experiments.whole_model import ModelPlan
@@ -39,6 +40,33 @@ class GroupResult(Part):
     format: str
     served: list[LineResult]
     resident: int
+
+
+class BlockLaunchResult(Part):
+    """A launch of a block: the roles whose weights it reads and their arm, or with no arm what it is called; and its
+    kernel."""
+
+    does: str
+    arm: str | None
+    kernel: str
+
+
+class BlockLineResult(Part):
+    """A feed-forward block as one program: what it takes at these rows, each planned by itself; where there is none,
+    `reason` says why. `said` is what levers ask for and an arm cannot do."""
+
+    rows: list[Range]
+    gated: str
+    launches: list[BlockLaunchResult]
+    said: list[str]
+    reason: str
+
+
+class BlockResult(Part):
+    """The feed-forward blocks of equal layers."""
+
+    layers: list[int]
+    programs: list[BlockLineResult]
 
 
 class GapResult(Part):
@@ -134,6 +162,9 @@ class PlannedModel(Part):
     over_budget: int
     pruned: list[PrunedResult]
     missing: list[str] = Field(default_factory=list)
+    activation: str = ""
+    activation_limit: float = 0.0
+    blocks: list[BlockResult] = Field(default_factory=list)
 
 
 class ChangedResult(Part):
@@ -144,6 +175,14 @@ class ChangedResult(Part):
     rows: list[Range]
     arms: tuple[str, str]
     reads: tuple[str, str]
+
+
+class ChangedBlockResult(Part):
+    """Rows at which two configurations compute feed-forward blocks otherwise, in short."""
+
+    layers: list[int]
+    rows: list[Range]
+    programs: tuple[str, str]
 
 
 class DiffResult(Part):
@@ -157,6 +196,7 @@ class DiffResult(Part):
     more: int
     more_at_peak: int
     more_tokens: int | None
+    blocks: list[ChangedBlockResult] = Field(default_factory=list)
 
 
 class PlanResult(Part):
@@ -206,6 +246,9 @@ def _planned(p: ModelPlan) -> PlannedModel:
         over_budget=p.over_budget,
         pruned=[PrunedResult(tensor=x.tensor.name, bytes=x.tensor.bytes, reason=x.reason) for x in p.load.pruned],
         missing=list(p.missing),
+        activation=context.dims.activation,
+        activation_limit=context.dims.activation_limit,
+        blocks=[BlockResult(layers=list(b.layers), programs=[_program(x) for x in b.lines]) for b in p.blocks],
     )
 
 
@@ -242,6 +285,12 @@ def _group(g: grouping.Group) -> GroupResult:
     return GroupResult(layers=list(g.layers), roles=list(g.roles), format=g.format, served=lines, resident=g.resident)
 
 
+def _program(x: BlockLine) -> BlockLineResult:
+    launches = [BlockLaunchResult(does=y.does, arm=y.arm or None, kernel=y.kernel) for y in x.launches]
+    rows = [_range(r) for r in x.rows]
+    return BlockLineResult(rows=rows, gated=x.gated, launches=launches, said=list(x.said), reason=x.reason)
+
+
 def _refusal(x: grouping.Refusal) -> RefusalResult:
     return RefusalResult(
         layers=list(x.layers),
@@ -274,6 +323,10 @@ def _diff(d: Diff) -> DiffResult:
         more=d.more,
         more_at_peak=d.more_at_peak,
         more_tokens=d.more_tokens,
+        blocks=[
+            ChangedBlockResult(layers=list(c.layers), rows=[_range(r) for r in c.rows], programs=(c.a, c.b))
+            for c in d.blocks
+        ],
     )
 
 

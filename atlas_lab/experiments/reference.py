@@ -171,6 +171,7 @@ def references(loaded: Loaded, name: str, x: Experiment, *, small: bool, models:
         interval=held.interval,
         layer_types=held.layer_types,
         output_gate=held.output_gate,
+        activation_limit=held.activation_limit,
     )
     label = f"hidden {s.hidden}, intermediate {s.intermediate}, seed {full.seed}"
     return References(full, Reference(label, layers, roles, full.seed, sizes=s))

@@ -57,6 +57,8 @@ def print_ab(result: AbResult, console: Console, name: str = "") -> None:
         console.print(_timed(x) if timed else _forecast(x, str(result.target.get("name", ""))))
         _launches_without_report(x, console)
         _failures(x.cells, console)
+        for note in dict.fromkeys(f"{c.variant}: {note}" for c in x.cells for note in c.notes):
+            console.print(note, markup=False)
         console.print(_memory(x))
         _comparisons(x.comparisons, console, totals=timed)
         _bounds(x.require, console)
@@ -72,7 +74,7 @@ def _forecast(x: ExperimentResult, target: str) -> Table:
         registers, spills = _compiled(c)
         row(
             t,
-            *(c.variant, _role(c, x), c.m, c.arm, parity_word(c), _snr(c), megabytes(c.bytes), registers, spills),
+            *(c.variant, _role(c, x), c.m, _arm(c), parity_word(c), _snr(c), megabytes(c.bytes), registers, spills),
             number(c.floor_us),
             style=_style(c),
         )
@@ -87,7 +89,7 @@ def _timed(x: ExperimentResult) -> Table:
         mine = compared.get((c.variant, c.layer, c.role, c.m))
         row(
             t,
-            *(c.variant, _role(c, x), c.m, c.arm, parity_word(c), _snr(c)),
+            *(c.variant, _role(c, x), c.m, _arm(c), parity_word(c), _snr(c)),
             number(c.time.median_us if c.time else None, 2),
             *_ratio(mine),
             _share(c),
@@ -106,7 +108,11 @@ def _share(c: Cell) -> str:
 
 def _role(c: Cell, x: ExperimentResult) -> str:
     several = len({k.layer for k in x.cells}) > 1
-    return f"{c.layer}.{c.role}" if several else c.role
+    return (f"{c.layer}.{c.role}" if several else c.role) + (f"\n{c.gated}" if c.gated else "")
+
+
+def _arm(c: Cell) -> str:
+    return c.arm.replace(", ", ",\n")
 
 
 def _style(c: Cell) -> str:
@@ -228,7 +234,7 @@ def next_command(result: AbResult, x: ExperimentResult) -> str:
     file = f" -c {result.settings['file']}" if result.settings.get("how") == "-c" else ""
     failed = next((c for c in x.cells if c.status in ("failed", "crashed")), None)
     if failed:
-        return f"atlas-lab parity {failed.arm}{file}    the same arm on awkward shapes"
+        return f"atlas-lab parity {failed.arm.replace(',', '')}{file}    the same arm on awkward shapes"
     if result.device.get("kind") == "interpreter":
         return f"atlas-lab ab {x.name}{file} --device cuda    on a machine with a GPU: the same, timed"
     return f"atlas-lab plan -e {x.name}{file}    why each arm was chosen, and what was refused"

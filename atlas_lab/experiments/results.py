@@ -89,7 +89,8 @@ class TimeResult(Part):
 
 
 class Cell(Part):
-    """One variant, projection (or group) and row count."""
+    """One variant, projection (or group, or block) and row count. Of a block `gated` says where its gated product is
+    computed, and `notes` what levers ask for and an arm cannot do."""
 
     variant: str
     layer: int
@@ -103,6 +104,8 @@ class Cell(Part):
     bytes: int
     flops: int
     launches: list[LaunchResult] = []
+    gated: str = ""
+    notes: list[str] = []
     parity: ParityResult | None = None
     accuracy: AccuracyResult | None = None
     floor_us: float | None = None

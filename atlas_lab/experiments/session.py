@@ -111,6 +111,6 @@ def _plan(
     context = context_for(loaded, said, target, refs.full.dims, x.m, v, variant)
     weights = "+".join(dict.fromkeys(p.weight.format for s in sites for p in s.projections))
     try:
-        return plan_variant(v, weights, sites, context, x.m, registry)
+        return plan_variant(v, weights, sites, context, x.m, registry, x.blocks)
     except (RouteError, PlanError) as e:
         raise loaded.source.error(("experiments", name, "variants", v), str(e)) from None

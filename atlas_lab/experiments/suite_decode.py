@@ -11,6 +11,7 @@ from atlas_lab.experiments.shapes import shapes
 SHAPE = (17408, 5120)  # gate and up of a 27B model
 HUMMING = "humming"
 NVFP4, JOINED = "nvfp4_mma_repacked", "nvfp4_mma_repacked_joined"
+Q4_K = "q4k_mma_repacked"
 OF_ONE_ROW = 0.8  # at M=16: 1.25 times as long at most
 
 # By format: its arms on tensor cores at one shape, by rows; and on CUDA cores.
@@ -18,7 +19,7 @@ TENSOR_CORES: dict[str, dict[str, tuple[int, ...]]] = {
     "bf16": {"bf16_mma": (1, 8, 16)},
     "fp8": {"fp8_mma": (1, 8, 16)},
     "nvfp4": {NVFP4: (1, 2, 3, 4, 5, 8, 16), "nvfp4_mma": (1, 16), "int8_mma": (1, 16)},
-    "q4_k": {"q4k_mma": (1, 16)},
+    "q4_k": {Q4_K: (1, 2, 4, 8, 16), "q4k_mma": (1, 16)},
     "q2_0_g128": {"q2_mma": (1, 16)},
 }
 CUDA_CORES: dict[str, dict[str, tuple[int, ...]]] = {
@@ -40,7 +41,7 @@ OF_PEER = {
     (NVFP4, 8): 1.55,
     (NVFP4, 16): 1.4,
 }
-OF_FLOOR = {("q4k_mma", 1): 0.7, ("q2_mma", 1): 0.5}
+OF_FLOOR = {(Q4_K, 1): 0.7, ("q2_mma", 1): 0.5}
 EVERY_SHAPE = {"bf16": "bf16_mma", "fp8": "fp8_mma", "nvfp4": NVFP4}
 
 

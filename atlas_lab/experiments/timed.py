@@ -11,6 +11,7 @@ import numpy as np
 from atlas_lab.core.launch import Launch
 from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import Tensor
+from atlas_lab.experiments import trial
 from atlas_lab.experiments.numbers import Bench, Judge, Key, Products, activations, digest
 from atlas_lab.experiments.plan import Step
 from atlas_lab.experiments.results import Cell, ExperimentResult, TimeResult
@@ -147,9 +148,9 @@ def _clock(r: Running, device: Device) -> timing.Timed:
 
 
 def _check_again(r: Running, judge: Judge, before: str | None, device: Device) -> None:
-    """The output after the timed loop must be the one that passed parity, by its digest, or at least as right."""
-    y = r.step.call.y.data
-    now = device.download(r.ports[y.name], y.dtype, y.shape)
+    """The output after the timed loop, a block's stages with it, must be the one that passed parity, by its digest, or
+    at least as right."""
+    now = trial.downloaded(device, r.ports, (r.step.call.y.data, *r.step.stages))
     if digest(now) == before:
         return
     again = judge.judge(r.step, now, device).parity

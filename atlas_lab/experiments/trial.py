@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -42,8 +42,10 @@ def run_program(
     device: Device,
     x: Mapping[str, np.ndarray],
     arrays: Arrays,
+    stages: Sequence[Tensor] = (),
 ) -> np.ndarray:
-    """The output `[M, N]`, in the dtype it was written in, of `program` over `weights` and `x` (arrays by name).
+    """The output `[M, N]`, in the dtype it was written in, of `program` over `weights` and `x` (arrays by name); after
+    its columns those of `stages`, temporaries of M rows in its dtype.
 
     Raises TrialError, GuardError, and what the device reports. On a GPU it runs twice, over the scratch it left, and
     the outputs must agree.
@@ -65,7 +67,7 @@ def run_program(
             bound.run()
             device.synchronize()
             bound.verify()
-            made.append(device.download(ports[call.y.data.name], call.y.data.dtype, call.y.data.shape))
+            made.append(downloaded(device, ports, (call.y.data, *stages)))
         for t in program.buffers:
             device.check_guards(buffers[t.name])
         _unchanged(device, call, buffers, x, arrays)
@@ -73,6 +75,18 @@ def run_program(
             differ = int((made[0].view(np.uint8) != made[-1].view(np.uint8)).any(axis=-1).sum())
             raise TrialError(f"{program.name}: run twice, {differ} rows of the output differ in their bits")
         return made[0]
+
+
+def downloaded(device: Device, buffers: Mapping[str, Buffer], tensors: Sequence[Tensor]) -> np.ndarray:
+    """Tensors of one dtype and as many rows, side by side."""
+    return np.concatenate([device.download(buffers[t.name], t.dtype, t.shape) for t in tensors], axis=1)
+
+
+def apart(out: np.ndarray, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
+    """What `downloaded` put side by side, by the last word of each tensor's name."""
+    ends = np.cumsum([t.shape[1] for t in tensors])
+    parts = np.split(out, ends[:-1], axis=1)
+    return {t.name.rpartition("/")[2]: part for t, part in zip(tensors, parts, strict=True)}
 
 
 def _unchanged(

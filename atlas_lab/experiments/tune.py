@@ -35,7 +35,7 @@ from atlas_lab.experiments.numbers import Bench, activations
 from atlas_lab.experiments.parity import run_case
 from atlas_lab.experiments.plan import Step, VariantPlan, plan_variant
 from atlas_lab.experiments.settings import Said, levers_for
-from atlas_lab.experiments.tune_jobs import Job, role_of
+from atlas_lab.experiments.tune_jobs import Job
 from atlas_lab.experiments.tune_results import TriedSetting, TuneCell, TuneResult
 from atlas_lab.experiments.tune_weights import Repeated
 from atlas_lab.formats.base import FormatError
@@ -81,13 +81,13 @@ def run(
     """Tune `todo` into `result`, which whoever interrupts it has as far as it came; after `budget` seconds no other is
     begun. A kernel that crashes on a GPU ends the run, for its context may be lost."""
     begin = time.monotonic()
-    result.cells += [TuneCell(arm=j.arm.name, format=j.format.name, n=j.n, k=j.k) for j in todo]
+    result.cells += [TuneCell(arm=j.arm.name, format=j.format.name, n=j.n, k=j.k, shape=j.shape) for j in todo]
     for done, (job, cell) in enumerate(zip(todo, result.cells, strict=True)):
         late = budget is not None and time.monotonic() - begin > budget
         if late or any(c.status == "crashed" for c in result.cells[:done]):
             cell.reason = "the budget was spent" if late else "an earlier kernel crashed"
             continue
-        notify(f"{job.arm.name} {job.n}x{job.k}", done, len(todo))
+        notify(f"{job.arm.name} {job.shape}", done, len(todo))
         _cell(tuner, job, cell)
     result.status = "partial" if any(c.status == "left" for c in result.cells) else "complete"
 
@@ -98,7 +98,7 @@ def _cell(tuner: Tuner, job: Job, cell: TuneCell) -> None:
         cell.status, cell.reason = "skipped", job.skip
         return
     try:
-        weights = Repeated(job.format, role_of(job.arm), job.n, job.k, tuner.seed)
+        weights = Repeated(job.format, job.roles, job.ns, job.k, tuner.seed)
         _plan(tuner, job, weights.whole, Table())
     except (FormatError, RouteError, PlanError, PluginError, TuningError) as e:
         cell.status, cell.reason = "skipped", str(e)
@@ -118,7 +118,7 @@ def _settings(tuner: Tuner, job: Job, cell: TuneCell) -> list[Setting]:
     legal = list(job.arm.settings(job.n, job.k, tuner.device.target))
     cell.legal = len(legal)
     if len(set(legal)) < len(legal):
-        raise TuningError(f"arm {job.arm.name}: found a setting twice in {job.n}x{job.k}'s, expected each once")
+        raise TuningError(f"arm {job.arm.name}: found a setting twice in {job.shape}'s, expected each once")
     before = tuner.table.find(job.arm.name, job.n, job.k)
     chosen = legal[: tuner.top]
     return [*chosen, before] if before in legal and before not in chosen else chosen
@@ -136,7 +136,7 @@ def _plan(tuner: Tuner, job: Job, site: Site, table: Table) -> VariantPlan:
         target=target,
         dims=ModelDims("tune", hidden=job.k, intermediate=job.n, layers=1),
         levers=levers_for(None, tuner.said, target),
-        preferences=Preferences((Pin(site.roles[0], job.arm.name, origin="tune"),)),
+        preferences=Preferences(tuple(Pin(role, job.arm.name, origin="tune") for role in site.roles)),
         rows=tuple(Rows(m, m) for m in ms),
         table=table,
     )
@@ -224,27 +224,28 @@ class _Judge:
                 return self._parity(s, step.m)
             same = oracle.same_bits(y, self._first[step.m])
             return "" if same else f"M={step.m}: other bits than the model's first setting"
-        expected = self.weights.expected(self._tile(s, step), self.job.n)
+        expected = self.weights.expected(self._tile(s, step))
         found = oracle.compare(y, expected, arm.tolerance, self.job.k)
         return "" if found.ok else f"M={step.m}: {found}"
 
-    def _table(self, s: Setting) -> Table:
-        """The setting for a weight as small as the tile, if it is legal there; else the model's first is."""
-        arm, rows, k = self.job.arm, self.weights.rows, self.job.k
+    def _table(self, s: Setting, rows: int) -> Table:
+        """The setting for weights of so few rows together, if it is legal there; else the model's first is."""
+        arm, k = self.job.arm, self.job.k
         known = s in arm.settings(rows, k, self.tuner.device.target)
         return Table.of([Choice(arm.name, rows, k, s)] if known else [])
 
     def _parity(self, s: Setting, m: int) -> str:
         arm, device = self.job.arm, self.tuner.device
-        role = self.weights.tile.roles[0]
-        case = Case(arm.name, (role,), m, self.weights.rows, self.job.k, self.job.format.name, self.tuner.seed, "tune")
-        context = replace(base_context(device.target), table=self._table(s))
+        rows = self.weights.rows[0]  # a case has as many for each role
+        roles, form = self.weights.tile.roles, self.job.format.name
+        case = Case(arm.name, roles, m, rows, self.job.k, form, self.tuner.seed, "tune")
+        context = replace(base_context(device.target), table=self._table(s, rows * len(roles)))
         found = run_case(case, arm, device, context, {e.arm.name: e.arm for e in self.tuner.registry.entries})
         return "" if found.ok else f"M={m}: {found.sentence}"
 
     def _tile(self, s: Setting, step: Step) -> oracle.Reference:
         arm, k = self.job.arm, self.job.k
-        steps = _plan(self.tuner, self.job, self.weights.tile, self._table(s)).steps
+        steps = _plan(self.tuner, self.job, self.weights.tile, self._table(s, sum(self.weights.rows))).steps
         small = next(t for t in steps if t.m == step.m)
         declarations = small.assignment.declarations
         key = (step.m, _layout(declarations), s if arm.reference is not None else ())

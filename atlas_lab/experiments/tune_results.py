@@ -21,13 +21,15 @@ class TriedSetting(Part):
 
 
 class TuneCell(Part):
-    """An arm on a weight `[n, k]`. `legal` counts its settings; `tried` are those that ran, best by the model first;
-    `best` is the position of the fastest among them, null where nothing was chosen, as `reason` says."""
+    """An arm on a weight `[n, k]`, or on several in one call, n rows together: `shape` spells them. `legal` counts its
+    settings; `tried` are those that ran, best by the model first; `best` is the position of the fastest among them,
+    null where nothing was chosen, as `reason` says."""
 
     arm: str
     format: str
     n: int
     k: int
+    shape: str = ""
     status: Literal["tuned", "skipped", "failed", "crashed", "left"] = "left"
     reason: str = ""
     legal: int = 0

@@ -16,6 +16,7 @@ from atlas_lab.core.residency import LoadPlan, kv_tokens, load_plan
 from atlas_lab.core.route import Assignment, Considered, Gap, Route
 from atlas_lab.core.tensor import round_up
 from atlas_lab.experiments.errors import ConfigError
+from atlas_lab.experiments.plan_blocks import BlockGroup
 from atlas_lab.formats.dtypes import dtype
 
 NO_ARM = "no arm"
@@ -39,7 +40,8 @@ class Other:
 class ModelPlan:
     """What `plan` shows. `routes` lack the rows of `gaps`; `load` counts the weights of those as if they were read as
     they are stored. `whole` says that the routes cover a model; of part of one nothing is said of a KV cache. `missing`
-    are tensors of the model that its checkpoint lacks, and that are counted nowhere."""
+    are tensors of the model that its checkpoint lacks, and that are counted nowhere. `blocks` are what its feed-forward
+    blocks take as whole programs."""
 
     name: str
     context: Context
@@ -49,6 +51,7 @@ class ModelPlan:
     others: tuple[Other, ...] = ()
     whole: bool = True
     missing: tuple[str, ...] = ()
+    blocks: tuple[BlockGroup, ...] = ()
 
     @property
     def stored(self) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from atlas_lab.kernels.lang.types import Pointer
 from atlas_lab.simt.errors import AsyncError, Coordinates, ReadOnlyWrite, Unfenced
-from atlas_lab.simt.mbarrier import CopyAccess, Incoming, Mbarrier
+from atlas_lab.simt.mbarrier import CopyAccess, Incoming, Mbarrier, StoreAccess
 from atlas_lab.simt.proxies import check_proxy
 from atlas_lab.simt.shadow import check_gaps
 from atlas_lab.simt.stores import Groups, Store
@@ -47,6 +47,23 @@ class Asynchronous(Synchronising):
         p, box = self._box(source, at)
         place = self.locate(dst, i, box.size, TILE_ALIGN, "tensor copy to")
         self._copy_in(dst.buffer, place, box, p.buffer, p.map.swizzle, bar, k, mask)
+
+    def store_async(self, dst: Pointer, i: int, values: Sequence[Any], bar: Pointer, k: int) -> None:
+        self._step()
+        m: Memory = dst.buffer
+        at, b = self.locate(dst, i, CHUNK, CHUNK, "asynchronous store to"), self.mbarrier(bar, k)
+        if not b.block.holds(m):
+            text = f"an asynchronous store to {m} that completes at {b} of another block, expected one of the same"
+            raise self.error(AsyncError, text, memory=m)
+        write = StoreAccess(self, b.agent, self.site())
+        if m.shadow is not None:
+            m.shadow.write(self, at, CHUNK, write)
+        bits = np.array(values, np.float32).tobytes()
+
+        def land() -> None:
+            m.bytes[at : at + CHUNK] = bits
+
+        b.bring(self, Incoming(m, CHUNK, land, [write]))
 
     def bulk_store(self, dst: Pointer, i: int, src: Pointer, j: int, size: int) -> None:
         self._check_size(size)
@@ -92,6 +109,10 @@ class Asynchronous(Synchronising):
                 f"a tensor copy with {len(at)} coordinates of {p.map.view}, expected {len(p.map.box)}",
                 memory=p.buffer,
             )
+        inner = at[-1] * p.dtype.bytes
+        if inner % CHUNK:  # an illegal instruction on a card
+            text = f"a tensor copy of {p.map.view} from byte {inner} of its rows on, expected a multiple of {CHUNK}"
+            raise self.error(AsyncError, text, memory=p.buffer)
         return p, Box(p, at)
 
     def _copy_in(

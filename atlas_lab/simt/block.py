@@ -65,6 +65,10 @@ class Block:
         self._agents_given += 1
         return given
 
+    def holds(self, memory: Memory) -> bool:
+        """Whether it is of this block's shared memory."""
+        return any(m is memory for m in self._memories)
+
     def counterpart(self, memory: Memory, owner: Block) -> Memory:
         """This block's shared memory for what `memory` is in `owner`, a block of the same cluster."""
         if memory is owner._dynamic:

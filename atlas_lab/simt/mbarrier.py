@@ -45,6 +45,13 @@ class CopyAccess(Access):
         return self.issuer
 
 
+class StoreAccess(CopyAccess):
+    """The write of an asynchronous store, which is no access of the copy engine."""
+
+    __slots__ = ()
+    asynchronous = False
+
+
 class Incoming:
     """A copy under way to an mbarrier: `size` bytes, how they land, its pending accesses (the write first)."""
 
@@ -58,18 +65,19 @@ class Mbarrier:
     """One mbarrier. In the current `phase`: `pending` arrivals are missing, `tx` bytes are expected and have not
     landed, of which `copies` bring some. `known` is what finished phases pass on to their block, `far` what arrivals
     from other blocks add to it. `init` is the access that made it, `fenced` for whom it is visible: the cluster and
-    the copy engine ("cluster"), or the latter alone ("engine"). `unseen`: copies of phases nobody waited for."""
+    the copy engine ("cluster"), or the latter alone ("engine"); `announced` is the generation of the cluster's barrier
+    that its thread arrived in after that fence. `unseen`: copies of phases nobody waited for."""
 
     __slots__ = (
-        "_far", "_near", "agent", "at", "block", "copies", "count", "far", "fenced", "init", "known", "landed",
-        "memory", "pending", "phase", "tx",
-        "unseen",
+        "_far", "_near", "agent", "announced", "at", "block", "copies", "count", "far", "fenced", "init", "known",
+        "landed", "memory", "pending", "phase", "tx", "unseen",
     )  # fmt: skip
 
     def __init__(self, block: Block, memory: Memory, at: int, count: int, init: Access) -> None:
         self.block, self.memory, self.at, self.count, self.init = block, memory, at, count, init
         self.agent = block.agent()
         self.fenced = ""
+        self.announced: int | None = None
         self.phase, self.pending, self.tx = 0, count, 0
         self.copies: list[Incoming] = []
         self.landed: list[Incoming] = []
@@ -97,8 +105,8 @@ class Mbarrier:
             )
         self.tx += nbytes
 
-    def arrive(self, thread: Accesses, nbytes: int) -> None:
-        """`thread` expects more bytes, then arrives."""
+    def arrive(self, thread: Accesses, nbytes: int, relaxed: bool = False) -> None:
+        """`thread` expects more bytes, then arrives; of a `relaxed` arrival what it did is known at any scope."""
         if not self.pending:
             raise thread.error(
                 MbarrierError,
@@ -108,7 +116,7 @@ class Mbarrier:
             )
         self.expect(thread, nbytes)
         passed = thread.block.clocks.release(thread.tid)
-        if thread.block is self.block:
+        if relaxed or thread.block is self.block:
             self._near = merge(self._near, passed)
         else:
             self._far = merge(self._far, passed)

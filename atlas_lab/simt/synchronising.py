@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 class Synchronising(Accesses):
     """`done`: it exited."""
 
-    __slots__ = ("_initialised", "_met", "done")
+    __slots__ = ("_fenced_inits", "_initialised", "_met", "_passed", "done")
 
     def __init__(self, block: Block, tid: int, index: Coordinates) -> None:
         super().__init__(block, tid, index)
         self.done = False
         self._initialised: list[Mbarrier] = []  # and not fenced for the cluster
+        self._fenced_inits: list[Mbarrier] = []  # and no arrival at the cluster's barrier since
         self._met: int | None = None  # the generation of the cluster's barrier that it arrived in
+        self._passed = -1  # the last one that it waited for
 
     def block_on(self, wait: Wait) -> None:
         """Wait until `wait` is ready."""
@@ -45,6 +47,7 @@ class Synchronising(Accesses):
         self._step()
         for b in self._initialised:
             b.fenced = "cluster"
+        self._fenced_inits += self._initialised
         self._initialised.clear()
 
     def mbarrier_init(self, p: Pointer, index: int, count: int) -> None:
@@ -80,7 +83,9 @@ class Synchronising(Accesses):
         if b is None:
             text = f"found no mbarrier at bytes [{at}, {at + 8}) of {m}, expected one that mbarrier_init made"
             raise self.error(MbarrierError, text, memory=m)
-        if not ordered(b.init, self):
+        # such a fence orders the initialisation before even an arrival that releases nothing
+        told = b.announced is not None and b.announced <= self._passed and b.block.cluster is self.block.cluster
+        if not told and not ordered(b.init, self):
             text = f"this use of {b} races with its mbarrier_init by {b.init.spell(self)}"
             raise self.error(Race, text, memory=m)
         if b.block is not self.block and b.fenced != "cluster":
@@ -91,9 +96,9 @@ class Synchronising(Accesses):
         """That nothing made an mbarrier visible, for sentences."""
         return f"{b.init.spell(self)} initialised it without fence_mbarrier_init after it"
 
-    def mbarrier_arrive(self, p: Pointer, index: int, expected: int) -> None:
+    def mbarrier_arrive(self, p: Pointer, index: int, expected: int, relaxed: bool = False) -> None:
         self._step()
-        self.mbarrier(p, index).arrive(self, expected)
+        self.mbarrier(p, index).arrive(self, expected, relaxed)
 
     def mbarrier_expect_tx(self, p: Pointer, index: int, expected: int) -> None:
         self._step()
@@ -130,6 +135,9 @@ class Synchronising(Accesses):
     def cluster_arrive(self, release: bool) -> None:
         self._step()
         self._met = self.block.cluster.arrive(self, release)
+        for b in self._fenced_inits:
+            b.announced = self._met
+        self._fenced_inits.clear()
 
     def cluster_wait(self) -> None:
         self._step()
@@ -140,7 +148,7 @@ class Synchronising(Accesses):
             )
         if cluster.generation == self._met:
             self.block_on(ClusterWait(cluster, self._met))
-        self._met = None
+        self._passed, self._met = self._met, None
         if cluster.known:
             self.block.clocks.acquire(self.tid, cluster.known)
 

@@ -37,7 +37,7 @@ def parity(monkeypatch: pytest.MonkeyPatch, case: Case, spoil: Spoil, x_times: f
         return run_case(case, ARMS[case.arm], device, base_context(H200))
 
 
-@pytest.mark.parametrize("arm", ["q4k_mma", "q4k_gemv"])
+@pytest.mark.parametrize("arm", ["q4k_mma", "q4k_mma_repacked", "q4k_gemv"])
 @pytest.mark.parametrize(("d", "dmin", "m", "q"), [(1, 0, 0, 0), (1, 2.0**-14, 1, 0), (1, 15, 63, 15)])
 def test_q4_k_weights_that_cancel(arm: str, d: float, dmin: float, m: int, q: int, monkeypatch) -> None:
     def spoil(_: str, a: np.ndarray) -> np.ndarray:

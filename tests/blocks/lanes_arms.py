@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from atlas_lab import Arm, Launch, Rounded, hookimpl, rows
 from atlas_lab.arms import copies
-from atlas_lab.kernels.activation.gated import KINDS
+from atlas_lab.kernels.activation.gated import KINDS, kind_of
 from atlas_lab.kernels.gemv.mma_lanes import UNIT, mma_nvfp4_lanes
 
 WARPS, DEPTH, COLUMNS = 2, 2, (1, 2)
+BOTH = (False, True)
 
 
 def kernel(c: int, **more):
@@ -19,11 +20,12 @@ class Lanes(Arm):
     rows = rows(1, 16)
     source = "nvfp4"
     kernels = tuple(kernel(c) for c in COLUMNS)
-    optional_kernels = tuple(
-        kernel(c, gate=gate, dependent=d) for c in COLUMNS for gate, d in ((True, False), (False, True), (True, True))
+    optional_kernels = (
+        *(kernel(c, gate=True, dependent=d, clamp=clamp) for c in COLUMNS for d in BOTH for clamp in BOTH),
+        *(kernel(c, dependent=True) for c in COLUMNS),
     )
     tolerance = Rounded("mma_bf16", "bf16", depth=lambda k: -(-k // 16), extra_roundings=WARPS + 2)
-    prologues = KINDS
+    prologues = (*KINDS, "limit")
     dependent = True
 
     def __init__(self, name="lanes", **more):
@@ -46,8 +48,9 @@ class Lanes(Arm):
         ]
 
     def lower(self, c):
-        kind = KINDS.index(c.prologue) if c.prologue else 0
-        made = kernel(1 if c.m <= 8 else 2, **({"gate": True} if c.prologue else {}), **waits(c))
+        kind = kind_of(c.prologue, c.prologue_limit) if c.prologue else 0
+        how = {"gate": True, "clamp": c.prologue_limit > 0} if c.prologue else {}
+        made = kernel(1 if c.m <= 8 else 2, **how, **waits(c))
         return self.launch(c, made, list(c.weights.items()), c.n, c.n, c.n, kind, 1, 16)
 
 
@@ -55,11 +58,10 @@ class Joined(Lanes):
     roles = ("ffn.gate+ffn.up",)
     kernels = tuple(kernel(c, joined=True) for c in COLUMNS)
     optional_kernels = (
-        *(kernel(c, tiles=2, pair=True) for c in COLUMNS),
+        *(kernel(c, tiles=2, pair=True, dependent=d, clamp=clamp) for c in COLUMNS for d in BOTH for clamp in BOTH),
         *(kernel(c, joined=True, dependent=True) for c in COLUMNS),
-        *(kernel(c, tiles=2, pair=True, dependent=True) for c in COLUMNS),
     )
-    epilogues = ("activation",)
+    epilogues = ("activation", "limit")
     prologues = ()
 
     def eligible(self, p, ctx):
@@ -74,8 +76,8 @@ class Joined(Lanes):
     def lower(self, c):
         columns, weights, width = 1 if c.m <= 8 else 2, list(c.weights.items()), c.n // 2
         if c.epilogue.activation:
-            made = kernel(columns, tiles=2, pair=True, **waits(c))
-            kind = KINDS.index(c.epilogue.activation)
+            made = kernel(columns, tiles=2, pair=True, clamp=c.epilogue.limit > 0, **waits(c))
+            kind = kind_of(c.epilogue.activation, c.epilogue.limit)
             return self.launch(c, made, weights, width, width, width, kind, 2, 16)
         return self.launch(c, kernel(columns, joined=True, **waits(c)), weights, c.n, width, c.n, 0, 1, 16)
 
@@ -87,8 +89,9 @@ def waits(c):
 LANES, JOINED = Lanes(), Joined("lanes_joined")
 PLAIN = Lanes("lanes_plain", prologues=(), dependent=False)
 UNFUSED = Joined("lanes_unfused", epilogues=())
+UNCLAMPED = Joined("lanes_unclamped_joined", epilogues=("activation",)), Lanes("lanes_unclamped", prologues=KINDS)
 
 
 @hookimpl
 def atlas_arms():
-    return [LANES, JOINED, PLAIN, UNFUSED]
+    return [LANES, JOINED, PLAIN, UNFUSED, *UNCLAMPED]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lanes_arms import JOINED, LANES
+import pytest
+from lanes_arms import JOINED, LANES, PLAIN, UNCLAMPED
 
-from atlas_lab.core.registry import load_registry
+from atlas_lab.core.arm import Arm
+from atlas_lab.core.registry import Registry, load_registry
 from atlas_lab.core.target import shipped_targets
 from atlas_lab.experiments.checks import checks_of
 from atlas_lab.experiments.inspection import launches
@@ -15,13 +17,29 @@ from atlas_lab.formats import FORMATS
 TARGETS = {t.name: t for t in shipped_targets()}
 
 
-def test_dependent_launches_are_inspected_where_the_target_runs_them():
-    registry = load_registry([str(Path(__file__).parent / "lanes_arms.py")])
-    registry.targets, registry.formats = dict(TARGETS), dict(FORMATS)
-    for arm in (LANES, JOINED):
-        for target, expected in (("h200", [False, True]), ("a100", [False])):
-            found = launches(registry, registry.arm(arm.name), TARGETS[target], 256, 128, (1,))
-            assert [x.launch.pdl for x in found] == expected
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    made = load_registry([str(Path(__file__).parent / "lanes_arms.py")])
+    made.targets, made.formats = dict(TARGETS), dict(FORMATS)
+    return made
+
+
+def ways(registry: Registry, arm: Arm, target: str) -> list[tuple[str, bool]]:
+    """What each launch is asked for beside a product, and whether it is dependent."""
+    out = []
+    for x in launches(registry, registry.arm(arm.name), TARGETS[target], 256, 128, (1,)):
+        p = dict(x.launch.kernel.spec.parameters)
+        out.append((" ".join(name for name in ("pair", "gate", "clamp") if p[name]), x.launch.pdl))
+    return out
+
+
+@pytest.mark.parametrize(("arm", "way"), [(LANES, "gate"), (JOINED, "pair"), (PLAIN, ""), (UNCLAMPED[0], "pair")])
+def test_launches_of_blocks_are_inspected_where_arm_and_target_have_them(registry: Registry, arm: Arm, way: str):
+    """Dependent ones, and those with a gated product, clamped where the arm clamps."""
+    expected = ["", *([way] if way else []), *([f"{way} clamp"] if arm in (LANES, JOINED) else [])]
+    assert ways(registry, arm, "a100") == [(w, False) for w in expected]
+    pdl = [(w, True) for w in expected] if arm is not PLAIN else []
+    assert ways(registry, arm, "h200") == [*((w, False) for w in expected), *pdl]
 
 
 def test_a_card_below_sm_90_is_among_the_archs_that_are_compiled_for():

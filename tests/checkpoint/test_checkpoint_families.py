@@ -2,12 +2,13 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from atlas_lab.checkpoint import CheckpointError, Store, model, new, open_checkpoint, presets, show
+from atlas_lab.checkpoint import CheckpointError, Store, model, new, open_checkpoint, presets, show, sizes
 from atlas_lab.checkpoint.checkpoint import BUILT_IN
 from atlas_lab.checkpoint.files import Group, write_files, write_json
 from atlas_lab.checkpoint.gemma import GEMMA
@@ -15,6 +16,7 @@ from atlas_lab.checkpoint.layout import Attention, DeltaNet
 from atlas_lab.checkpoint.naming import CONVENTIONS, convention
 from atlas_lab.checkpoint.parameter import read_parameter
 from atlas_lab.checkpoint.qwen35 import QWEN35
+from atlas_lab.checkpoint.sizes import Sizes
 from atlas_lab.checkpoint.transformer import LLAMA, QWEN3
 from atlas_lab.core.registry import load_registry
 from atlas_lab.core.tensor import Tensor
@@ -63,6 +65,24 @@ def test_plain_transformers(name, hidden, inter, layers, q, kv, tied):
     assert (d.hidden, d.intermediate, d.layers, d.attention_layers, d.activation) == (
         hidden, inter, layers, layers, "silu")  # fmt: skip
     assert d.kv_bytes_per_token(2) == 2 * 2 * layers * kv
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-llama", "tiny-gemma"])
+def test_the_limit_of_a_gated_product(name):
+    family, config = model(name)
+    text = config.get("text_config", config)
+    for found, limit in ((None, 0.0), (0, 0.0), (7, 7.0), (10.5, 10.5)):
+        text["swiglu_limit"] = found
+        assert family.layout(config).dims.activation_limit == limit
+
+
+def test_sizes_with_a_limit_say_it_in_their_config():
+    made = sizes("tiny", activation_limit=7.0)
+    assert made.config()["text_config"]["swiglu_limit"] == 7.0
+    assert Sizes.of(made.config()) == replace(made, layer_types=Sizes.of(made.config()).layer_types)
+    assert "swiglu_limit" not in sizes("tiny").config()["text_config"]
+    with pytest.raises(CheckpointError, match=re.escape("swiglu_limit: found -1, expected a number from 0 to 1e+38")):
+        sizes("tiny", activation_limit=-1)
 
 
 def test_gemma_4_31b():
@@ -249,6 +269,9 @@ CONFIGS = [
     ("tiny-gemma", {"layer_types": ["full_attention"]}, "layer_types: found 1 entries, expected 6"),
     ("tiny-llama", {"hidden_act": "relu"}, "hidden_act: found 'relu', expected silu or swish or gelu_pytorch_tanh"),
     ("tiny", {"hidden_act": "gelu_pytorch_tanh"}, "hidden_act: found 'gelu_pytorch_tanh', expected silu"),
+    ("tiny", {"swiglu_limit": -7}, "swiglu_limit: found -7, expected a number from 0 to 1e+38"),
+    ("tiny-llama", {"swiglu_limit": True}, "swiglu_limit: found True, expected a number from 0 to 1e+38"),
+    ("tiny-gemma", {"swiglu_limit": 1e39}, "swiglu_limit: found 1e+39, expected a number from 0 to 1e+38"),
     ("tiny-llama", {"intermediate_size": None}, "intermediate_size: missing, expected an integer of 1 or more"),
     ("tiny-llama", {"num_key_value_heads": 3}, "num_attention_heads: found 4, expected a multiple of the 3 of "
      "num_key_value_heads"),

@@ -314,7 +314,7 @@ def test_selection():
          "qwen3.5-9b, qwen3.5-4b, qwen3.5-2b, qwen3.5-0.8b, tiny; did you mean qwen3.5-2b?"),
         (lambda: sizes(hiden=1), "size: found 'hiden', expected one of hidden, intermediate, layers, heads, kv_heads, "
          "key_heads, value_heads, head_dim, key_head_dim, value_head_dim, conv, interval, output_gate, layer_types, "
-         "vocab, tied, prediction; did you mean hidden?"),
+         "vocab, tied, prediction, activation_limit; did you mean hidden?"),
         (lambda: sizes(hidden=0), "hidden_size: found 0, expected an integer of 1 or more"),
         (lambda: synthetic_sites(SIZES["tiny"], "int8"), "format: found 'int8', expected one of bf16, fp8, fp8_tensor, "
          "fp8_row, nvfp4, nvfp4_ct, q8_0, q4_k, q6_k, q2_0_g64, q2_0_g128, block_nvfp4"),

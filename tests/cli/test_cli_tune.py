@@ -88,6 +88,17 @@ def test_a_table_is_written_and_every_later_run_reads_it(run: Run, gpu: None) ->
     assert "arm: copied" in Path("mine.yaml").read_text()
 
 
+def test_several_projections_in_one_call(run: Run, gpu: None) -> None:
+    status, out, err = run("tune", "pair", "fixed", "--shapes", "40+24x64,40x64", "--json", "t.json")
+    assert (status, err) == (0, "")
+    said = " ".join(out.split())
+    assert "one setting: fixed 40x64: nothing to choose, its times are kept" in said
+    assert "skipped: fixed 40+24x64: arm fixed serves *" in said
+    found = [(c["arm"], c["shape"], c["status"]) for c in json.loads(Path("t.json").read_text())["cells"]]
+    assert found == [("fixed", "40x64", "tuned"), ("fixed", "40+24x64", "skipped"), ("pair", "40+24x64", "tuned")]
+    assert "{arm: pair, format: bf16, n: 64, k: 64, run: 0, setting: {lanes: 16}" in Path("tuned/h200.yaml").read_text()
+
+
 def doctor(run: Run) -> dict[str, tuple[str, str]]:
     run("doctor", "--json", "d.json")
     return {r["what"]: (r["state"], r["found"]) for r in json.loads(Path("d.json").read_text())["rows"]}
@@ -144,7 +155,7 @@ def test_interrupted_keeps_what_was_done(run: Run, gpu: None, monkeypatch: pytes
     ("argv", "sentence"),
     [
         (["nobody"], "unknown arm 'nobody', expected one of"),
-        (["--shapes", "1x"], "--shapes 1x: expected NxK or one of qwen3.5-27b"),
+        (["--shapes", "1x"], "--shapes 1x: expected NxK, N+NxK or one of qwen3.5-27b"),
         (["--format", "fp9"], "--format fp9: expected one of"),
         (["--budget", "0"], "--budget 0: expected more than 0 seconds"),
         (["--to", "no/t.yaml"], "--to no/t.yaml: found no directory no, expected one that exists"),

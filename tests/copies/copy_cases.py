@@ -43,6 +43,8 @@ class Files:
             bits = self.rng.integers(0, 256, t.shape, np.uint8)
             if p.weight.family == "q2_0":  # d of each block is finite
                 bits.reshape(p.n * p.k // p.weight.geometry.cols, -1)[:, 1] &= 0xFB
+            if p.weight.family == "q4_k":  # and dmin
+                bits.reshape(p.n * p.k // p.weight.geometry.cols, -1)[:, 1:4:2] &= 0xFB
             return bits
         if t.dtype == "e4m3":
             top = 0x7F if field == "scale" else 256
@@ -73,6 +75,7 @@ KINDS = [
     *_both("repacked", copies.repacked_nvfp4, [(16, 128), (40, 384)]),
     Kind("repacked-q2_0_g64", "q2_0_g64", copies.repacked_q2_0, [(5, 128), (16, 256), (40, 384)]),
     Kind("repacked-q2_0_g128", "q2_0_g128", copies.repacked_q2_0, [(5, 128), (16, 256), (40, 384)]),
+    Kind("repacked-q4_k", "q4_k", copies.repacked_q4_k, [(5, 256), (16, 512), (40, 768)]),
     *_both("block_nvfp4", copies.block_nvfp4, [(1, 64), (5, 192), (40, 256)]),
     *_both("int8", copies.int8_32, [(1, 32), (9, 96), (16, 256)]),
     Kind("fp8", "fp8", copies.transposed_fp8, [(64, 64), (70, 90), (130, 144)]),

@@ -128,6 +128,7 @@ REFUSED = [
     (copies.can_repack, ("nvfp4", 16, 192), "K must be a multiple of 128 (found 192"),
     (copies.can_repack_q2_0, ("q2_0_g64", 16, 192), "K must be a multiple of 128 (found 192"),
     (copies.can_repack_q2_0, ("nvfp4", 16, 128), "made of Q2_0 (found nvfp4, expected q2_0_g64 or q2_0_g128"),
+    (copies.can_repack_q4_k, ("nvfp4", 16, 256), "made of Q4_K (found nvfp4, expected q4_k"),
     (copies.can_block_nvfp4, ("nvfp4", 16, 96), "K must be a multiple of 64 (found 96"),
     (copies.can_int8, ("bf16", 4, 40), "K must be a multiple of 32 (found 40"),
     (copies.can_q4_k, ("bf16", 4, 128), "K must be a multiple of 256 (found 128"),

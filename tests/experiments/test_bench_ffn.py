@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from atlas_lab.core.registry import Registry, load_registry
@@ -67,8 +66,8 @@ def test_a_wrong_block_is_not_timed(lanes, bench_clock, monkeypatch: pytest.Monk
 
     def off(program, call, *rest):
         made = checked(program, call, *rest)
-        if "gated=input" in program.name and call.y.data.name.endswith("/y"):
-            made = np.zeros_like(made)
+        if "gated=input" in program.name:
+            made[:, : call.n] = 0
         return made
 
     monkeypatch.setattr(bench_ffn.trial, "run_program", off)

@@ -71,7 +71,7 @@ def test_what_decode_must_reach():
         ("nvfp4_mma_repacked", 8): ("humming", 1.55),
         ("nvfp4_mma_repacked", 16): ("humming", 1.4),
     }
-    assert {(c.arm, c.m): c.of_floor for c in cases if c.of_floor} == {("q4k_mma", 1): 0.7, ("q2_mma", 1): 0.5}
+    assert {(c.arm, c.m): c.of_floor for c in cases if c.of_floor} == {("q4k_mma_repacked", 1): 0.7, ("q2_mma", 1): 0.5}
     assert {(c.arm, c.m, c.of_one_row) for c in cases if c.of_one_row} == {
         (arm, 16, 0.8) for arm in ("bf16_mma", "fp8_mma", "nvfp4_mma_repacked")
     }

@@ -58,9 +58,9 @@ def test_the_example_as_it_is():
         ("m: [1]", "m: []", "8: experiments.int8-decode.m: found an empty value, expected one entry or more"),
         ("    m: [1]\n", "", "3: experiments.int8-decode: missing key 'm'"),
         ("m: [1]", "M: [1]", "8: experiments.int8-decode.M: unknown key, expected one of model, checkpoint, "
-         "interpreter, layers, roles, m, baseline, variants, require"),
+         "interpreter, layers, roles, blocks, m, baseline, variants, require"),
         ("baseline: bf16", "baselin: bf16", "9: experiments.int8-decode.baselin: unknown key, expected one of model, "
-         "checkpoint, interpreter, layers, roles, m, baseline, variants, require, did you mean 'baseline'?"),
+         "checkpoint, interpreter, layers, roles, blocks, m, baseline, variants, require, did you mean 'baseline'?"),
         ("baseline: bf16", "baseline: fp16", "9: experiments.int8-decode.baseline: unknown variant 'fp16', expected "
          "one of bf16, int8, nvfp4, did you mean 'bf16'?"),
         ("    layers: [0]", "    m: [3]", "8: experiments.int8-decode.m: duplicate key, first on line 6"),

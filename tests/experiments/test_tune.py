@@ -12,12 +12,12 @@ import pytest
 from atlas_lab.core.registry import Registry, load_registry
 from atlas_lab.core.target import shipped_targets
 from atlas_lab.core.tuned_file import TunedFile, parse_tuned
-from atlas_lab.core.tuning import Choice, Table, setting
+from atlas_lab.core.tuning import Choice, Table, TuningError, setting
 from atlas_lab.experiments import timed, tune, tune_clock, tune_table
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.results import dumps
 from atlas_lab.experiments.settings import Said
-from atlas_lab.experiments.tune_jobs import PRESETS, Job, jobs, shapes_of
+from atlas_lab.experiments.tune_jobs import PRESETS, Job, Joint, jobs, joints_of, shapes_of
 from atlas_lab.experiments.tune_results import TuneResult
 from atlas_lab.experiments.tune_weights import Repeated, site_of
 from atlas_lab.formats import FORMATS
@@ -54,11 +54,14 @@ class Clock:
 FLAT = {lanes: {1: 4.0, 16: 4.0} for lanes in (32, 16, 8)}
 
 
-def tuned(registry: Registry, *names: str, us=FLAT, shape=(N, K), before: Table = Table(), **more) -> TuneResult:
+def tuned(
+    registry: Registry, *names: str, us=FLAT, shape=(N, K), before: Table = Table(), joint: str = "", **more
+) -> TuneResult:
     result = TuneResult(command="atlas-lab tune", device={"name": "test"}, tool={"name": "atlas-lab", "version": "0"})
     with open_device("interpreter") as device:
         tuner = tune.Tuner(registry, Said(), device, Clock(us), top=more.pop("top", 8), table=before)
-        tune.run(tuner, jobs(registry, names, [shape]), result, **more)
+        todo = jobs(registry, names, [] if joint else [shape], "", joints_of(joint) if joint else ())
+        tune.run(tuner, todo, result, **more)
         assert device.ledger.held == 0
     return result
 
@@ -124,7 +127,7 @@ def test_what_is_skipped_says_why(tunable: Registry) -> None:
         ("tunable", "skipped", "layers.0.ffn.gate: tune: ffn.gate = tunable, which is not eligible: K must be a "
          "multiple of 8 (found 20, expected 8, 16, ...)"),
         ("plain", "skipped", "arm plain has no settings"),
-        ("pair", "skipped", "arm pair serves only several projections in one call"),
+        ("pair", "skipped", "arm pair serves ffn.gate+ffn.up in one call: spell shapes N+NxK"),
         ("broken", "skipped", "layers.0.ffn.gate: tune: ffn.gate = broken, which is not eligible: K must be a multiple "
          "of 8 (found 20, expected 8, 16, ...)"),
     ]  # fmt: skip
@@ -202,18 +205,18 @@ def test_the_result_is_data(tunable: Registry) -> None:
 def test_weights_repeat_their_tile(form: str, n: int) -> None:
     f = FORMATS[form]
     k = 256
-    weights = Repeated(f, "ffn.gate", n, k, seed=3)
+    weights = Repeated(f, ("ffn.gate",), (n,), k, seed=3)
     whole, tile = (
         f.dequantize({field: weights.read(t) for field, t in s.projections[0].weight.fields})
         for s in (weights.whole, weights.tile)
     )
     assert whole.shape == (n, k)
-    assert np.array_equal(whole, tile[np.arange(n) % weights.rows])
+    assert np.array_equal(whole, tile[np.arange(n) % weights.rows[0]])
     assert np.isfinite(whole).all()
     assert (whole != 0).mean() > 0.4
     arrays = {field: weights.read(t) for field, t in weights.whole.projections[0].weight.fields}
     f.check(arrays, "whole")
-    assert site_of("tune", "ffn.gate", f, n, k) == weights.whole
+    assert site_of("tune", ("ffn.gate",), f, (n,), k) == weights.whole
 
 
 def test_shapes() -> None:
@@ -224,10 +227,76 @@ def test_shapes() -> None:
     assert shapes_of("tiny-llama") == [(256, 384), (384, 256), (256, 256), (128, 256), (512, 256)]
     assert shapes_of(PRESETS[0]) == every[: len(shapes_of(PRESETS[0]))]
     assert every[:2] == [(5120, 17408), (17408, 5120)]
-    with pytest.raises(ConfigError, match=r"^--shapes qwen3.5-9: expected NxK or one of qwen3.5-27b.*'qwen3.5-9b'"):
+    with pytest.raises(
+        ConfigError, match=r"^--shapes qwen3.5-9: expected NxK, N\+NxK or one of qwen3.5-27b.*'qwen3.5-9b'"
+    ):
         shapes_of("qwen3.5-9")
     with pytest.raises(ConfigError, match=r"^--shapes 0x4: "):
         shapes_of("0x4")
+
+
+def test_joint_shapes(tunable: Registry) -> None:
+    assert shapes_of("17408+17408x5120, 8x16") == [(8, 16)]
+    assert joints_of("17408+17408x5120, 8x16") == [Joint((17408, 17408), 5120)]
+    roles = ("attn.q", "attn.k", "attn.v")
+    assert joints_of("tiny-llama") == [
+        Joint((384, 384), 256, ("ffn.gate", "ffn.up")),
+        Joint((256, 128, 128), 256, roles),
+    ]
+    with pytest.raises(ConfigError, match=r"^--shapes 8\+x4: "):
+        joints_of("8+x4")
+
+    def shapes(name: str, text: str) -> list[tuple[str, tuple[str, ...], str]]:
+        found = jobs(tunable, [name], shapes_of(text), "", joints_of(text))
+        return [(j.shape, j.roles, j.skip) for j in found]
+
+    assert shapes("nvfp4_mma_joined", "qwen3.5-27b") == [
+        ("17408+17408x5120", ("ffn.gate", "ffn.up"), ""),
+        ("10240+6144x5120", ("gdn.qkv", "gdn.z"), ""),
+        ("12288+1024+1024x5120", roles, ""),
+    ]
+    assert shapes("pair", "tiny-llama") == [("384+384x256", ("ffn.gate", "ffn.up"), "")]
+    assert shapes("pair", "8+8x16, 8+8+8x16") == [
+        ("8+8x16", ("ffn.gate", "ffn.up"), ""),
+        ("8+8+8x16", (), "arm pair serves ffn.gate+ffn.up"),
+    ]
+    assert shapes("tunable", "8+8x16") == [("8+8x16", (), "arm tunable serves *")]
+    assert all(len(j.ns) == 1 or "+" in j.arm.roles[0] for j in jobs(tunable, [], [(8, 8)], "", joints_of("8+8x16")))
+
+
+def test_an_arm_of_several_projections_is_tuned_on_them(tunable: Registry) -> None:
+    """Judged on all of them, each of its own values, and kept under the rows of all."""
+    us = {32: {1: 4.0, 16: 4.0}, 16: {1: 3.0, 16: 3.0}, 8: {1: 5.0, 16: 5.0}}
+    result = tuned(tunable, "pair", "pair_swapped", us=us, joint="40+24x64")
+    pair, swapped = result.cells
+    assert (pair.status, pair.shape, pair.n, pair.k, pair.legal) == ("tuned", "40+24x64", 64, 64, 3)
+    assert [t.passed for t in pair.tried] == [True] * 3
+    (entry,) = tune_table.entries(result)
+    assert entry.choice == Choice("pair", 64, 64, setting(lanes=16))
+    assert (swapped.status, swapped.best) == ("failed", None)
+    assert "outputs are outside the tolerance" in swapped.reason
+
+
+def test_the_setting_of_joined_projections_is_what_they_run_with(tunable: Registry) -> None:
+    """What `tune` keeps of a built-in joined arm is what a plan of the same projections asks for."""
+    arm = tunable.arm("nvfp4_mma_repacked_joined")
+    target = tunable.targets["h200"]
+    legal = arm.settings(2 * 17408, 5120, target)
+    assert [dict(s)["wide_tiles"] for s in legal] == [2, 1]
+    weights = Repeated(FORMATS["nvfp4"], ("ffn.gate", "ffn.up"), (512, 512), 128, seed=1)
+    launched = []
+    for s in arm.settings(1024, 128, target):
+        job = Job(arm, FORMATS["nvfp4"], (512, 512), 128, ("ffn.gate", "ffn.up"))
+        with open_device("interpreter", target) as device:
+            tuner = tune.Tuner(tunable, Said(), device, Clock(FLAT))
+            plan = tune._plan(tuner, job, weights.whole, Table.of([Choice(arm.name, 1024, 128, s)]))
+        assert [(x.roles, x.m, x.call.n) for x in plan.steps] == [(job.roles, m, 1024) for m in (1, 16)]
+        launched.append([dict(x.program.launches[0].kernel.spec.parameters)["warps"] for x in plan.steps])
+    assert launched == [[dict(s)["warps"]] * 2 for s in arm.settings(1024, 128, target)]
+    stale = Table.of([Choice(arm.name, 1024, 128, setting(warps=5))])
+    said = r"measure again: atlas-lab tune nvfp4_mma_repacked_joined --shapes N\+Nx128 \(each projection's N, 1024 tog"
+    with open_device("interpreter", target) as device, pytest.raises(TuningError, match=said):
+        tune._plan(tune.Tuner(tunable, Said(), device, Clock(FLAT)), job, weights.whole, stale)
 
 
 def test_jobs(tunable: Registry) -> None:

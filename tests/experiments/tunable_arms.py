@@ -125,8 +125,33 @@ class Plain(Tunable):
 
 
 class Pair(Tunable):
+    """Gate and up in one call, of a copy with the rows of both."""
+
     name = "pair"
     roles = ("ffn.gate+ffn.up",)
+    order, off = (0, 1), 0
+
+    def eligible(self, p, ctx):
+        return yes()
+
+    def finalize(self, p, ctx):
+        n, k = sum(q.n for q in p.projections), p.projections[0].k
+        return [
+            Derived(
+                "both",
+                source=tuple(q.weight.packed for q in p.projections),
+                build=lambda *t: {"weight": np.concatenate([t[i]["weight"] for i in self.order])},
+                dequantize=lambda t: np.roll(t["weight"].astype(np.float64), self.off * p.projections[0].n, axis=0),
+                weight=Tensor("bf16", (n, k)),
+            )
+        ]
+
+
+class PairSwapped(Pair):
+    """Takes up for gate."""
+
+    name = "pair_swapped"
+    order, off = (1, 0), 1
 
 
 class Broken(Tunable):
@@ -138,6 +163,16 @@ class Broken(Tunable):
         raise ZeroDivisionError("no")
 
 
+class Fixed(Tunable):
+    """One setting."""
+
+    name = "fixed"
+
+    def settings(self, n, k, target):
+        return (made(lanes=32),)
+
+
 @hookimpl
 def atlas_arms():
-    return [Tunable(), Copied(), Faulty(), FaultyFirst(), ExactToPlain(), ExactToFaulty(), Plain(), Pair(), Broken()]
+    wrong = (Faulty(), FaultyFirst(), ExactToPlain(), ExactToFaulty(), PairSwapped(), Broken())
+    return [Tunable(), Copied(), Fixed(), Plain(), Pair(), *wrong]

@@ -82,7 +82,13 @@ GROUPS: dict[str, list[tuple[str, str, Any]]] = {
         ("cluster_wait", "L.cluster_wait()", r"barrier\.cluster\.wait\.acquire;"),
         ("mbarrier_arrive_remote", "L.mbarrier_arrive_remote(L.mapa(bar, u), n)",
          r"mbarrier\.arrive\.release\.cluster\.shared::cluster\.b64 _, "),
+        ("mbarrier_arrive_remote_relaxed", "L.mbarrier_arrive_remote_relaxed(L.mapa(bar, u), n)",
+         r"mbarrier\.arrive\.relaxed\.cluster\.shared::cluster\.b64 _, "),
         ("mapa", "L.sts_b32(s, n, L.ld_cluster_b32(L.mapa(s, v), n))", {r"mapa\.shared::cluster\.u32 ": 2}),
+    ],
+    "store_async": [
+        ("st_async_v4_f32", "L.st_async_v4_f32(L.mapa(s, u), n, (f, g, h, f), L.mapa(bar, u), n)",
+         r"st\.async\.shared::cluster\.mbarrier::complete_tx::bytes\.v4\.f32 \[\S+\], \{\S+, \S+, \S+, \S+\}, \["),
     ],
     "cluster_memory": [
         (f"{kind}_cluster_{form}", call, rf"{kind}\.shared::cluster\.{types} ")

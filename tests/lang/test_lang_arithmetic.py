@@ -90,11 +90,21 @@ def test_minimum_and_maximum_prefer_numbers_and_order_zeros(a, b):
     assert same(L.abs_f32(x), np.abs(x))
 
 
+@given(singles, singles)
+def test_minimum_and_maximum_that_keep_a_nan(a, b):
+    x, y = f32(a), f32(b)
+    for op, np_op in ((L.min_nan_f32, np.minimum), (L.max_nan_f32, np.maximum)):
+        assert np.array_equal(op(x, y), np_op(x, y), equal_nan=True)
+        for p, q in ((x, L.bits_f32(0xFFC00001)), (L.bits_f32(0xFFC00001), y)):
+            assert L.f32_bits(op(p, q)) == 0x7FFFFFFF
+
+
 def test_signed_zeros():
     plus, minus = f32(0.0), f32(-0.0)
     for x, y in ((plus, minus), (minus, plus)):
-        assert math.copysign(1, L.min_f32(x, y)) == -1
-        assert math.copysign(1, L.max_f32(x, y)) == 1
+        for low, high in ((L.min_f32, L.max_f32), (L.min_nan_f32, L.max_nan_f32)):
+            assert math.copysign(1, low(x, y)) == -1
+            assert math.copysign(1, high(x, y)) == 1
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ EXACT = [
     L.e2m1x8_f16x2, L.e2m1x16_small, L.e2m1x16_pack, L.hadd2, L.hmul2, L.hfma2, L.badd2, L.bmul2, L.bfma2, L.prmt,
     L.dp4a, L.dp4a_u32, L.shf_l,
     L.shf_r, L.popc, L.add_rn, L.mul_rn, L.fma_rn, L.div_rn, L.sqrt_rn, L.min_f32, L.max_f32, L.abs_f32,
+    L.min_nan_f32, L.max_nan_f32,
 ]  # fmt: skip
 
 

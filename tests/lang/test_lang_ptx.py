@@ -156,6 +156,8 @@ GROUPS: dict[str, list[Row]] = {
         ("div_rn", "L.div_rn(f, g)", r"div\.rn\.f32 "),
         ("min_f32", "L.min_f32(f, g)", r"min\.f32 "),
         ("max_f32", "L.max_f32(f, g)", r"max\.f32 "),
+        ("min_nan_f32", "L.min_nan_f32(f, g)", r"min\.NaN\.f32 "),
+        ("max_nan_f32", "L.max_nan_f32(f, g)", r"max\.NaN\.f32 "),
         ("abs_f32", "L.abs_f32(f)", r"abs\.f32 "),
         ("rcp_approx", "L.rcp_approx(f)", r"rcp\.approx\.f32 "),
         ("exp2_approx", "L.exp2_approx(f)", r"ex2\.approx\.f32 "),

@@ -201,6 +201,34 @@ def neighbours(y: L.Out[L.u32]):
 
 
 @L.kernel(launch_bounds=(64, 1))
+def letters(x: L.In[L.f32], y: L.Out[L.f32], turns: L.i32):
+    """Each block hands four values a thread to each block of its cluster, itself too, `turns` times; each adds what it
+    got, in the order of the ranks."""
+    mail, bar = L.dynamic_shared(L.f32, 0), L.dynamic_shared(L.u64, 4096)
+    t, rank, size = cuda.threadIdx.x, L.i32(L.cluster_rank()), L.i32(L.cluster_size())
+    if t == 0:
+        L.mbarrier_init(bar, 0, 1)
+        L.fence_mbarrier_init()
+    L.cluster_arrive_relaxed()  # after that fence
+    L.cluster_wait()
+    first = L.i32(4 * (64 * L.i32(cuda.blockIdx.x) + t))
+    for i in range(turns):
+        if t == 0:
+            L.mbarrier_arrive_expect_tx(bar, 0, L.u32(1024 * size))
+        for to in range(size):
+            v = (L.ldg_f32(x, first), L.ldg_f32(x, first + 1), L.ldg_f32(x, first + 2), L.f32(i))
+            L.st_async_v4_f32(L.mapa(mail, L.u32(to)), 256 * rank + 4 * t, v, L.mapa(bar, L.u32(to)), 0)
+        L.mbarrier_wait(bar, 0, L.u32(i & 1))
+        for j in L.unroll(4):
+            total = L.f32(0)
+            for sender in range(size):
+                total = L.add_rn(total, L.lds_f32(mail, 256 * sender + 4 * t + j))
+            L.stg_f32(y, first + j, total)
+        L.cluster_arrive()  # they have been read
+        L.cluster_wait()
+
+
+@L.kernel(launch_bounds=(64, 1))
 def in_place(m: L.InOutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]):
     """x += 1 by ordinary stores, y = x through a bulk copy; a 2x4x64 box of m is negated where it lies."""
     tile, words = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.u8, 1024)

@@ -101,17 +101,19 @@ def compiler() -> None:
 
 # dtype, shape, box, swizzle, byte of shared memory, coordinate: the box of `show_tile` may lie outside on every side.
 TILES = [
-    ("bf16", (40, 100), (16, 64), 128, 0, 3),
-    ("bf16", (40, 104), (16, 64), 128, 384, -5),
-    ("bf16", (20, 48), (24, 32), 64, 256, 7),
-    ("f16", (20, 32), (10, 16), 32, 128, -3),
-    ("u8", (33, 208), (7, 128), 128, 640, 90),
-    ("f32", (9, 20), (5, 12), 0, 128, 2),
+    ("bf16", (40, 100), (16, 64), 128, 0, 8),
+    ("bf16", (40, 104), (16, 64), 128, 384, -8),
+    ("bf16", (40, 99), (16, 64), 128, 0, 48),
+    ("bf16", (20, 48), (24, 32), 64, 256, 16),
+    ("f16", (20, 32), (10, 16), 32, 128, -8),
+    ("u8", (33, 208), (7, 128), 128, 640, 96),
+    ("f32", (9, 20), (5, 12), 0, 128, 4),
     ("f32", (9, 20), (5, 12), 0, 0, -20),
-    ("bf16", (200,), (128,), 0, 0, 111),
-    ("u8", (5, 3, 64), (2, 3, 32), 32, 0, 2),
-    ("f16", (6, 3, 4, 64), (2, 2, 2, 64), 128, 0, 1),
-    ("f32", (6, 3, 4, 5, 20), (2, 2, 1, 3, 8), 32, 0, 1),
+    ("bf16", (200,), (128,), 0, 0, 112),
+    ("u8", (5, 3, 64), (2, 3, 32), 32, 0, 0),
+    ("u8", (40, 3, 64), (2, 3, 32), 32, 0, 32),
+    ("f16", (16, 3, 4, 64), (2, 2, 2, 64), 128, 0, 8),
+    ("f32", (6, 3, 4, 5, 20), (2, 2, 1, 3, 8), 32, 0, 4),
 ]
 
 
@@ -149,7 +151,7 @@ def test_where_a_tile_lies(device, name, shape, box, swizzle, at, where):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(("row", "column"), [(0, 0), (16, 5), (-70, -7), (200, 8), (3, 64)])
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (16, 8), (-70, -8), (200, 8), (3, 32), (3, 64)])
 def test_a_tile_is_stored_where_the_view_has_it(device, row, column):
     shape, pitch = (96, 60), 64
     x = RNG.integers(0, 2**32, 128 * 16, np.uint32)
@@ -217,6 +219,21 @@ def test_blocks_of_a_cluster_reach_each_other(device, grid, cluster):
         assert found[by, bx, 40:49].tolist() == [before, before + 1, before + 2, before + 3, *letter.tolist()]
 
 
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+def test_what_blocks_store_in_each_other_arrives(device, cluster):
+    x = RNG.standard_normal((4, 64, 4)).astype(np.float32)
+    y = Tensor("f32", x.shape, "y")
+    args = (Tensor("f32", x.shape, "x"), y, 3)
+    launch = Launch(kernels.letters, grid=4, block=64, args=args, cluster=cluster, shared=4104)
+    found = execute(device, launch, {"x": x}, {"y": y})
+    sent = x.copy()
+    sent[..., 3] = 2  # the last turn
+    expected = np.zeros((4 // cluster, 64, 4), np.float32)
+    for sender in range(cluster):
+        expected += sent[sender::cluster]
+    np.testing.assert_array_equal(found, np.repeat(expected, cluster, axis=0))
+
+
 def test_a_tile_is_changed_where_it_lies(device):
     m = RNG.integers(0, 2**16, (2, 4, 64), np.uint16).view(ml_dtypes.bfloat16)
     x = RNG.integers(0, 2**32, 64, np.uint32)
@@ -241,6 +258,7 @@ def test_a_tile_is_changed_where_it_lies(device):
         kernels.plain_mbarrier,
         kernels.multicast_tiles,
         kernels.neighbours,
+        kernels.letters,
         kernels.in_place,
         kernels.many_mbarriers,
         kernels.show_tile(L.f32, 5, 768, 0),

@@ -9,13 +9,15 @@ import pytest
 from defective import DEFECTS
 
 from atlas_lab.arms import atlas_arms
-from atlas_lab.core.arm import Arm, is_group
+from atlas_lab.core.arm import Arm, is_group, kernels_of
 from atlas_lab.core.rows import Rows, rows
-from atlas_lab.core.target import shipped_targets
+from atlas_lab.core.target import Target, shipped_targets
 from atlas_lab.experiments.case import Case, base_context, verdict_of
 from atlas_lab.experiments.cases import cases, launched, refusal, role_sets, teeth_case
-from atlas_lab.experiments.checks import Check, checks_of
+from atlas_lab.experiments.checks import Check, checks_of, compiled_in
 from atlas_lab.formats import FORMATS
+from atlas_lab.kernels.gemm.wgmma_parts import clear_flags
+from atlas_lab.kernels.lang import Kernel, architectures
 
 H200 = shipped_targets()[0]
 ARMS = {a.name: a for a in (*atlas_arms(), DEFECTS[0][0])}
@@ -32,7 +34,7 @@ def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
     assert {c.m for c in drawn} >= {arm.rows.first, min(arm.rows.last, 67)}
     assert all(c.m in arm.rows for c in drawn)
     ns, ks = {c.n for c in drawn}, {c.k for c in drawn}
-    if all(map(is_group, arm.roles)):  # projections that border on each other end where two tiles do
+    if all(map(is_group, arm.roles)) and 1 in arm.rows:  # projections that border on each other end where two tiles do
         assert min(ns) == 32
         assert any(n % 64 for n in ns - {32})
     else:
@@ -44,7 +46,7 @@ def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
     assert max(ks) > 1024
     assert {c.values for c in drawn} == {"heavy", "plain", "huge", "tiny"}
     unreached = [c for c in drawn if c.why == "a kernel that no other case launches"]
-    assert len(unreached) < len(arm.kernels)
+    assert len(unreached) < len(kernels_of(arm))
     assert 5 <= len(drawn) - len(unreached) <= (14 if arm.source else 4 * len(FORMATS)), "few, telling cases"
 
 
@@ -60,7 +62,8 @@ def test_a_gpu_gets_the_same_and_full_size_ones(name: str) -> None:
 def test_every_format_and_convention_of_the_family_is_drawn(name: str) -> None:
     formats = {c.format for c in cases(ARMS[name])}
     family = {f.name for f in FORMATS.values() if ARMS[name].source in ("", f.family)}
-    of_rows = {"fp8_row"} if ARMS[name].source == "fp8" else set()  # arms of its own, and nothing else, read it
+    # arms of its own, and one that reads all, read this
+    of_rows = {"fp8_row"} if ARMS[name].source == "fp8" and name != "fp8_wgmma" else set()
     assert formats == (of_rows if name.startswith("fp8_row_") else family - of_rows)
     if ARMS[name].source == "fp8":
         assert "bf16 scales" in {c.stored for c in cases(ARMS[name])}
@@ -70,8 +73,9 @@ def test_every_format_and_convention_of_the_family_is_drawn(name: str) -> None:
 def test_every_kernel_that_a_small_shape_reaches_is_launched(name: str) -> None:
     arm, base = ARMS[name], base_context(H200)
     reached = {k for c in cases(arm) for k in launched(c, arm, base)}
-    never = [dict(k.spec.parameters) for k in arm.kernels if k not in reached]
-    assert all(p.get("bm", 0) >= 96 for p in never), "only tiles that need a card full of them"
+    # tiles that need a card full of them, and what clears flags before tiles that are cut: tests/arms/test_wgmma_cut.py
+    never = [dict(k.spec.parameters) for k in arm.kernels if k not in (*reached, clear_flags)]
+    assert all(p.get("bm", 0) >= 96 for p in never)
     assert len(never) < len(arm.kernels)
 
 
@@ -92,9 +96,33 @@ def test_checks_survive_json() -> None:
         again = Check.of(json.loads(json.dumps(check.to_json())))
         assert again == check
         assert again.id == check.id
+    compiled = checks_of(ARMS["fp8_gemv"], H200, everywhere=False)[-1]
+    assert Check.of(compiled.to_json()) == compiled
     c = Case("a", ("ffn.up",), 1, 2, 3, "bf16", levers=(("graph", False),))
     assert Case.of(json.loads(json.dumps(c.to_json()))) == c
     assert c.id == "bf16-ffn_up-m1-n2-k3-graph=false"
+
+
+def compiled(arm: Arm, target: Target, *, everywhere: bool) -> list[tuple[Kernel, str]]:
+    checks = [c for c in checks_of(arm, target, everywhere=everywhere) if c.kind == "compile"]
+    return [(k, c.arch) for c in checks for k in compiled_in(c, arm)]
+
+
+def test_optional_kernels_are_compiled_for_every_architecture_or_for_the_target_s() -> None:
+    arm = ARMS["nvfp4_mma_repacked"]
+    pairs = [(k, a) for k in kernels_of(arm) for a in architectures(k.needs)]
+    here = [(k, a) for k, a in pairs if k in arm.kernels or a == H200.arch]
+    assert sorted(compiled(arm, H200, everywhere=True), key=str) == sorted(pairs, key=str)
+    assert sorted(compiled(arm, H200, everywhere=False), key=str) == sorted(here, key=str)
+    assert {k for k, _ in here} == set(kernels_of(arm))
+    assert len(here) < len(pairs)
+
+
+def test_an_optional_kernel_that_the_target_s_architecture_cannot_run_is_compiled_where_it_can() -> None:
+    arm, hopper = few(rows(1)), next(k for k in ARMS["bf16_wgmma"].kernels if architectures(k.needs) == ("sm_90a",))
+    arm.optional_kernels = (hopper,)
+    other = next(t for t in shipped_targets() if t.arch == "sm_120a")
+    assert (hopper, "sm_90a") in compiled(arm, other, everywhere=False)
 
 
 def few(served: Rows, *patterns: str) -> Arm:

@@ -11,6 +11,7 @@ from atlas_lab.arms.copies.fused import can_fuse, fused, part, segments
 from atlas_lab.arms.copies.ggml import block_nvfp4, can_block_nvfp4, can_q4_k, q4_k
 from atlas_lab.arms.copies.int8 import can_int8, int8_32
 from atlas_lab.arms.copies.lanes_q2_0 import can_repack_q2_0, repacked_q2_0
+from atlas_lab.arms.copies.lanes_q4_k import can_repack_q4_k, repacked_q4_k
 from atlas_lab.arms.copies.repacked import can_repack, repacked_nvfp4
 from atlas_lab.arms.copies.transposed import can_transpose_fp8, can_transpose_nvfp4, transposed_fp8, transposed_nvfp4
 
@@ -22,6 +23,7 @@ __all__ = [
     "can_q4_k",
     "can_repack",
     "can_repack_q2_0",
+    "can_repack_q4_k",
     "can_transpose_fp8",
     "can_transpose_nvfp4",
     "fused",
@@ -30,6 +32,7 @@ __all__ = [
     "q4_k",
     "repacked_nvfp4",
     "repacked_q2_0",
+    "repacked_q4_k",
     "segments",
     "transposed_fp8",
     "transposed_nvfp4",

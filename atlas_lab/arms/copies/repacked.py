@@ -72,7 +72,7 @@ def pack(t: Arrays) -> dict[str, np.ndarray]:
     c = codes.reshape(tiles, 2, 8, across, 2, 4, 2).transpose(0, 3, 4, 2, 5, 6, 1).reshape(tiles, across, 2, 32, 2, 2)
     words = np.zeros((tiles, across, 2, 32, 2, 2), np.uint32)
     for half, word, rotation, mask in MOVES:
-        words[..., word] |= _left(c[..., half], rotation) & np.uint32(mask)
+        words[..., word] |= rotated_left(c[..., half], rotation) & np.uint32(mask)
     s = _RECODED[scale].reshape(tiles, 2, 8, across, 2, 4).transpose(0, 3, 2, 5, 4, 1).reshape(tiles, across, -1)
     parts = (words.reshape(tiles, across, -1).view(np.uint8), s)
     return {"weight": np.concatenate(parts, axis=2), "global_scale": t["global_scale"]}
@@ -84,7 +84,7 @@ def unpack(t: Arrays, n: int) -> dict[str, np.ndarray]:
     words = np.ascontiguousarray(t["weight"][..., : 512 * 2]).view("<u4").reshape(tiles, across, 2, 32, 2, 2)
     c = np.zeros_like(words)
     for half, word, rotation, mask in MOVES:
-        c[..., half] |= _left(words[..., word] & np.uint32(mask), (32 - rotation) % 32)
+        c[..., half] |= rotated_left(words[..., word] & np.uint32(mask), (32 - rotation) % 32)
     codes = c.reshape(tiles, across, 2, 8, 4, 2, 2).transpose(0, 6, 3, 1, 2, 4, 5)
     scale = _STORED[t["weight"][..., 512 * 2 :]].reshape(tiles, across, 8, 4, 2, 2).transpose(0, 5, 2, 1, 4, 3)
     return {
@@ -94,6 +94,6 @@ def unpack(t: Arrays, n: int) -> dict[str, np.ndarray]:
     }
 
 
-def _left(words: np.ndarray, count: int) -> np.ndarray:
+def rotated_left(words: np.ndarray, count: int) -> np.ndarray:
     """Rotated to the left by `count` bits."""
     return words if count == 0 else words << np.uint32(count) | words >> np.uint32(32 - count)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from atlas_lab.core.arm import Arm, projections_of
 from atlas_lab.core.call import Call, Fields
-from atlas_lab.core.chip import Work, ranked
+from atlas_lab.core.chip import QUARTERS, Work, ranked
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Declaration, Derived
 from atlas_lab.core.launch import Launch
@@ -18,15 +18,55 @@ from atlas_lab.core.rows import rows
 from atlas_lab.core.target import Target
 from atlas_lab.core.tuning import Setting, chosen, setting
 from atlas_lab.core.verdict import Verdict, no, yes
-from atlas_lab.kernels.activation.gated import KINDS
+from atlas_lab.kernels.activation.gated import KINDS, kind_of
+from atlas_lab.kernels.gemv.cluster import cluster_bytes
 from atlas_lab.kernels.gemv.columns import TILE, finish_bytes
 from atlas_lab.kernels.lang import Kernel
 
 REGISTERS = 65536  # of an SM
 NARROW = 8  # rows of x that one product has columns for
+PAIRS, GATES = ("pair", "pair clamp"), ("gate", "gate clamp")
 JOINED = ("ffn.gate+ffn.up", "attn.q+attn.k+attn.v", "gdn.qkv+gdn.z")
-# A setting: warps a tile, units in flight, and units in flight and row tiles where x has more than 8 rows.
-Form = tuple[int, int, int, int]
+MOST_BLOCKS = 32  # of an SM at once
+
+
+class Form(NamedTuple):
+    """A setting: warps a tile, units in flight, and units in flight and row tiles where x has more than 8 rows; over
+    how many blocks of a cluster the warps are spread, for up to 8 rows and for more.
+
+    Bits do not depend on the last two. As a `Setting`, clusters of one block are left out.
+    """
+
+    warps: int
+    depth: int
+    wide_depth: int
+    wide_tiles: int
+    cluster: int = 1
+    wide_cluster: int = 1
+
+    @property
+    def clustered(self) -> bool:
+        return max(self.cluster, self.wide_cluster) > 1
+
+    @property
+    def setting(self) -> Setting:
+        alone = [name for name in ("cluster", "wide_cluster") if getattr(self, name) == 1]
+        return setting(**{name: value for name, value in self._asdict().items() if name not in alone})
+
+
+class Launched(NamedTuple):
+    """What of a form serves a call: `warps` over the blocks of a `cluster`."""
+
+    warps: int
+    depth: int
+    tiles: int
+    columns: int
+    cluster: int
+
+    @property
+    def own(self) -> int:
+        """Warps of a block."""
+        return self.warps // self.cluster
 
 
 class Mma(Arm):
@@ -52,6 +92,8 @@ class Mma(Arm):
     """Registers a thread by columns of 8 rows of x and row tiles, which say how many blocks share an SM."""
     apart: int = 8
     """Registers a thread that a joined kernel needs beside `caps`."""
+    pair_apart: int = 0
+    """The same of one whose tiles are gate and up."""
     gate_caps: Mapping[int, int] = MappingProxyType({})
     """The same of kernels that make their own gated product, by columns; empty: there are none."""
     tiles: int = 1
@@ -64,12 +106,14 @@ class Mma(Arm):
     def __init__(self, name: str, *, joined: bool = False) -> None:
         self.name, self.joined = name, joined
         self.roles = JOINED if joined else ("*",)
-        self.epilogues = ("activation",) if joined else ()
-        self.prologues = KINDS if self.gate_caps and not joined else ()
-        self.kernels = tuple(dict.fromkeys(self._made([""])))
-        more = [*(["pair"] if joined else []), *(["gate"] if self.prologues else [])]
+        self.epilogues = ("activation", "limit") if joined else ()
+        self.prologues = (*KINDS, "limit") if self.gate_caps and not joined else ()
+        plain = tuple(dict.fromkeys(self._made([""])))
+        apart = [k for k in plain if dict(k.spec.parameters)["cluster"] > 1]
+        self.kernels = tuple(k for k in plain if k not in apart)
+        more = [*(PAIRS if joined else ()), *(GATES if self.prologues else ())]
         waiting = ["dependent " + way for way in ("", *more)] if self.dependent else []
-        self.optional_kernels = tuple(dict.fromkeys(self._made([*more, *waiting])))
+        self.optional_kernels = tuple(dict.fromkeys([*apart, *self._made([*more, *waiting])]))
 
     def _made(self, ways: Sequence[str]) -> Iterator[Kernel]:
         for variant in self.variants:
@@ -79,56 +123,73 @@ class Mma(Arm):
                         yield self._kernel(form, m, variant, way)
 
     def _served(self, *, whole: bool) -> Sequence[Form]:
-        """Those that serve. Where projections border on each other it is the first of two row tiles at most; where K is
-        not in whole units, the first."""
-        if self.joined:
-            return [next(f for f in self.forms if f[3] <= 2)]
-        return self.forms if whole else self.forms[:1]
+        """Those that serve; where K is not in whole units, the first. Where projections border on each other it is two
+        of one block and at most two row tiles, which end where projections do."""
+        ending = [f for f in self.forms if f.wide_tiles <= 2 and not f.clustered][:2]
+        served = ending if self.joined else self.forms
+        return served if whole else served[:1]
 
     def _kernel(self, form: Form, m: int, variant: Mapping[str, Any], way: str) -> Kernel:
-        """`way` is empty, `pair` or `gate`, each after `dependent` where the kernel waits."""
+        """`way` is empty, or one of PAIRS or GATES, each after `dependent` where the kernel waits."""
         pair, gate = "pair" in way, "gate" in way
-        warps, depth, tiles, columns = self._launched(form, m, pair=pair, gate=gate)
-        apart = self.apart if self.joined and not pair else 0
-        cap = self.gate_caps[columns] if gate else self.cap(columns, tiles, variant) + apart
-        more = {"joined": self.joined and not pair, "pair": pair, "gate": gate, "dependent": "dependent" in way}
+        one = self._launched(form, m, way)
+        apart = self.pair_apart if pair else self.apart if self.joined else 0
+        cap = self.gate_caps[one.columns] if gate else self.cap(one.columns, one.tiles, variant) + apart
+        more = {"joined": self.joined and not pair, "pair": pair, "gate": gate}
+        more |= {name: name in way for name in ("dependent", "clamp")}
         return type(self).family(
-            warps=warps,
-            depth=depth,
-            tiles=tiles,
-            columns=columns,
-            blocks=max(1, REGISTERS // (32 * warps * cap)),
+            warps=one.warps,
+            depth=one.depth,
+            tiles=one.tiles,
+            columns=one.columns,
+            blocks=_resident(cap, one.own),
+            cluster=one.cluster,
             **{name: True for name, value in more.items() if value},
             **variant,
         )
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
-        return ranked(
-            ((_setting(form), self._work(form, n, k)) for form in self._served(whole=k % self.span == 0)), target
-        )
+        """In the model's order; those over clusters, whose cost it does not know, come last: only a tuned table chooses
+        them."""
+        served = [f for f in self._served(whole=k % self.span == 0) if self._runs(f, target)]
+        alone = [f for f in served if not f.clustered]
+        return [
+            s
+            for forms in (alone, [f for f in served if f.clustered])
+            for s in ranked(((form.setting, self._work(form, n, k)) for form in forms), target)
+        ]
+
+    def _runs(self, form: Form, target: Target) -> bool:
+        """Whether a card has what the form's kernels need, which is clusters or nothing."""
+        return all(target.meets(self._kernel(form, m, self.variants[0], "").needs) for m in (1, NARROW + 1))
 
     def _work(self, form: Form, n: int, k: int) -> Work:
-        warps, depth, tiles, columns = self._launched(form, 1)
+        one = self._launched(form, 1)
         return Work(
             bytes=max(1, int(n * k * self.weight_bytes)),
-            blocks=-(-n // (TILE * tiles)),
-            threads=32 * warps,
-            registers=self.cap(columns, tiles, self.variants[0]),
-            in_flight=depth * TILE * self.span * self.weight_bytes / 32,
+            blocks=-(-n // (TILE * one.tiles)) * one.cluster,
+            threads=32 * one.own,
+            registers=self.cap(one.columns, one.tiles, self.variants[0]) + (self.apart if self.joined else 0),
+            in_flight=one.depth * TILE * self.span * self.weight_bytes / 32,
             issue=self.issue,
-            shared=self._shared(warps, depth, tiles, columns),
+            shared=self._shared(one),
         )
 
-    def _shared(self, warps: int, depth: int, tiles: int, columns: int) -> int:
+    def _shared(self, one: Launched) -> int:
         """Dynamic shared memory of a block, bytes: the warps' rings, then their sums in its place."""
-        return max(warps * depth * tiles * self.unit, finish_bytes(warps, columns, tiles))
+        ring = one.depth * one.tiles * self.unit
+        if one.cluster > 1:
+            return cluster_bytes(one.cluster, one.warps, one.columns, one.tiles, ring)
+        return max(one.warps * ring, finish_bytes(one.warps, one.columns, one.tiles))
 
-    def _launched(self, form: Form, m: int, *, pair: bool = False, gate: bool = False) -> tuple[int, int, int, int]:
-        """Warps, depth, row tiles and columns for m rows of x: a pair is two tiles, a gated product is made for one."""
-        warps, depth, wide_depth, wide_tiles = form
+    def _launched(self, form: Form, m: int, way: str = "") -> Launched:
+        """What serves m rows of x: a pair is two tiles, a gated product is made for one; whatever is not plain runs in
+        one block, and has the same bits there."""
+        pair, gate = "pair" in way, "gate" in way
         if m <= NARROW:
-            return warps, depth, 2 if pair else self.tiles, 1
-        return warps, wide_depth, 2 if pair else 1 if gate else wide_tiles, 2
+            return Launched(form.warps, form.depth, 2 if pair else self.tiles, 1, 1 if way else form.cluster)
+        tiles = 2 if pair else 1 if gate else form.wide_tiles
+        return Launched(form.warps, form.wide_depth, tiles, 2, 1 if way else form.wide_cluster)
 
     # what a format says
 
@@ -170,27 +231,30 @@ class Mma(Arm):
         return [self.declare(m, f" {m.role}" if self.joined else "") for m in projections_of(p)]
 
     def lower(self, c: Call) -> list[Launch]:
-        form = _form_of(chosen(self, c.n, c.k, c.context))
+        form = Form(**dict(chosen(self, c.n, c.k, c.context)))
         (key, w), *_ = c.weights.items()
         key = key.partition(" ")[0]
         pair, gate = c.epilogue.activation, c.prologue
+        limit = c.epilogue.limit if pair else c.prologue_limit
         way = ("dependent " if c.dependent else "") + ("pair" if pair else "gate" if gate else "")
+        way += " clamp" if limit else ""
         kernel = self._kernel(form, c.m, self.variant(w, key, c), way)
-        warps, depth, tiles, columns = self._launched(form, c.m, pair=bool(pair), gate=bool(gate))
+        one = self._launched(form, c.m, way)
         # of a pair c.n counts both, and y has as many columns as either
         n = c.n // 2 if pair else c.n
         weights = [self.operands(f) for f in c.weights.values()]
         weights += [weights[-1]] * (3 - len(weights))
-        kind = KINDS.index(pair or gate) if pair or gate else 0
+        kind = kind_of(pair or gate, limit) if pair or gate else 0
         borders = (n, n) if pair else self._borders(c)
-        grid, full = (-(-n // TILE), 0) if pair else self._blocks(n, tiles, c.context.target.sms)
+        grid, full = (-(-n // TILE), 0) if pair else self._blocks(n, one.tiles, c.context.target.sms)
         args = (*(a for of in weights for a in of), c.x, c.y, c.m, n, c.k, *borders, kind, full, *self.scalars(key, c))
         return [
             Launch(
                 kernel,
-                grid=grid,
-                block=32 * warps,
-                shared=self._shared(warps, depth, tiles, columns),
+                grid=grid * one.cluster,
+                block=32 * one.own,
+                cluster=one.cluster,
+                shared=self._shared(one),
                 args=args,
                 flops=2 * c.m * c.n * c.k,
                 pipe="mma_bf16",
@@ -200,8 +264,8 @@ class Mma(Arm):
         ]
 
     def _blocks(self, n: int, tiles: int, sms: int) -> tuple[int, int]:
-        """Blocks for n rows of weights, and how many of them take `tiles` tiles: where the last round of those would
-        keep few SMs busy, its tiles go to blocks of their own."""
+        """Blocks, or clusters, for n rows of weights, and how many of them take `tiles` tiles: where the last round of
+        those would keep few SMs busy, its tiles go to blocks of their own."""
         count = -(-n // TILE)
         rounds, left = divmod(count, tiles * sms)
         if not self.ragged or tiles == 1 or left > sms or rounds == 0:
@@ -221,18 +285,14 @@ class Mma(Arm):
         return rows
 
 
-def _setting(form: Form) -> Setting:
-    warps, depth, wide_depth, wide_tiles = form
-    return setting(warps=warps, depth=depth, wide_depth=wide_depth, wide_tiles=wide_tiles)
+def _resident(cap: int, warps: int) -> int:
+    """Blocks of so many warps that an SM holds at `cap` registers a thread; a quarter of it has its own registers."""
+    held = QUARTERS * (REGISTERS // QUARTERS // (32 * cap))
+    return min(MOST_BLOCKS, max(1, held // warps))
 
 
-def _form_of(s: Setting) -> Form:
-    p = dict(s)
-    return p["warps"], p["depth"], p["wide_depth"], p["wide_tiles"]
-
-
-def _joinable(members: Iterable[Projection]) -> Verdict:
-    """Whether these weights are of one kind, and end where tiles do."""
+def one_kind(members: Iterable[Projection]) -> Verdict:
+    """Whether these weights are stored alike."""
     first, *rest = members
     for p in (first, *rest):
         kinds = [
@@ -240,6 +300,15 @@ def _joinable(members: Iterable[Projection]) -> Verdict:
         ]
         if kinds[0] != kinds[1]:
             return no("mixed", "its weights differ in kind", found=kinds[1], allowed=kinds[0])
+    return yes()
+
+
+def _joinable(members: Sequence[Projection]) -> Verdict:
+    """Whether these weights are of one kind, and end where tiles do."""
+    verdict = one_kind(members)
+    if not verdict:
+        return verdict
+    for p in members:
         if p.n % (2 * TILE):
             code, allowed = "n-multiple", f"{2 * TILE}, {4 * TILE}, ..."
             return no(code, f"{p.role}: N must be a multiple of two tiles", found=p.n, allowed=allowed)

@@ -26,10 +26,10 @@ class Bf16Mma(Mma):
     source = "bf16"
     family = staticmethod(mma_bf16)
     unit, span, weight_bytes, issue = BF16_UNIT, BF16_SPAN, 2, 0.03
-    forms = ((8, 3, 2, 1), (4, 1, 1, 2), (12, 2, 1, 1))
+    forms = (*(Form(8, 3, 2, 1), Form(8, 3, 2, 1, 1, 2), Form(4, 1, 1, 2), Form(12, 2, 1, 1), Form(16, 3, 2, 1, 4, 4)),)
     caps = MappingProxyType({(1, 1): 56, (1, 2): 72, (2, 1): 72, (2, 2): 96})
     variants = ({"whole": True}, {"whole": False})
-    tolerance = rounded(ascending(BF16_SPAN, 4, 4, 12), 0)
+    tolerance = rounded(ascending(BF16_SPAN, 4, 4, 16), 0)
     reduction_class = class_t("units of 64")
 
     def fits(self, p: Projection) -> Verdict:
@@ -52,11 +52,13 @@ class Fp8Mma(Mma):
     source = "fp8"
     family = staticmethod(mma_fp8)
     unit, span, weight_bytes, issue = UNIT, SPAN, 1, 0.11
-    forms: Sequence[Form] = ((8, 2, 2, 1), (4, 1, 1, 2), (4, 1, 1, 3))
+    forms: Sequence[Form] = (
+        *(Form(8, 2, 2, 1), Form(4, 1, 1, 2), Form(4, 1, 1, 2, 1, 2), Form(4, 1, 1, 3), Form(16, 2, 2, 1, 4, 4)),
+    )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 96, (2, 3): 152})
-    apart = 16
+    apart, pair_apart = 16, 16
     variants = tuple({"whole": w, "scale": d} for d in SCALES.values() for w in (True, False))
-    tolerance = rounded(lambda k: 8 + ascending(SPAN, 1, 4, 12)(k), 1)
+    tolerance = rounded(lambda k: 8 + ascending(SPAN, 1, 4, 16)(k), 1)
     reduction_class = class_t("units of 128", promotion=128)
 
     def fits(self, p: Projection) -> Verdict:
@@ -81,7 +83,7 @@ class Fp8Mma(Mma):
 class Fp8RowMma(Fp8Mma):
     """Weights E4M3 `[N, K]` and a scale for each row as stored; made BF16 in registers, exactly (W8A16)."""
 
-    forms = ((8, 2, 2, 1), (4, 1, 1, 3))
+    forms = (Form(8, 2, 2, 1), Form(4, 1, 1, 3))
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 120, (2, 3): 152})
     variants = tuple({**v, "by_row": True} for v in Fp8Mma.variants)
 

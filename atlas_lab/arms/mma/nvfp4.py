@@ -8,7 +8,7 @@ from typing import Any
 
 from atlas_lab.arms.copies.repacked import can_repack, repacked_nvfp4
 from atlas_lab.arms.loads import k_in_loads
-from atlas_lab.arms.mma.base import Mma, ascending, class_t, rounded, under
+from atlas_lab.arms.mma.base import Form, Mma, ascending, class_t, rounded, under
 from atlas_lab.arms.nvfp4 import CONVENTIONS
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.declare import Bind, Derived
@@ -25,7 +25,7 @@ class Nvfp4Mma(Mma):
     source = "nvfp4"
     family = staticmethod(mma_nvfp4.mma_nvfp4)
     unit, span, weight_bytes, issue = mma_nvfp4.UNIT, mma_nvfp4.SPAN, 9 / 16, 0.17
-    forms = ((8, 2, 2, 2), (4, 2, 1, 2))
+    forms = (Form(8, 2, 2, 2), Form(4, 2, 1, 2))
     caps = MappingProxyType({(1, 1): 64, (1, 2): 96, (2, 1): 88, (2, 2): 128})
     variants = ({"whole": True}, {"whole": False})
     tolerance = rounded(ascending(mma_nvfp4.SPAN, 8, 4, 8), 2)
@@ -57,11 +57,14 @@ class Nvfp4MmaRepacked(Mma):
     source = "nvfp4"
     family = staticmethod(mma_lanes.mma_nvfp4_lanes)
     unit, span, weight_bytes, issue = mma_lanes.UNIT, mma_lanes.SPAN, 9 / 16, 0.14
-    forms = ((4, 2, 2, 2), (4, 2, 2, 3), (8, 2, 2, 1), (8, 2, 2, 2), (12, 2, 2, 1))
+    forms = (
+        *(Form(4, 2, 2, 2), Form(4, 2, 2, 2, 1, 2), Form(4, 2, 2, 3), Form(8, 2, 2, 1), Form(8, 2, 2, 2)),
+        *(Form(12, 2, 2, 1), Form(16, 3, 3, 1, 4, 4)),
+    )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 56, (2, 1): 80, (2, 2): 96, (2, 3): 104})
     gate_caps = MappingProxyType({1: 64, 2: 112})
     dependent, ragged = True, True
-    tolerance = rounded(ascending(mma_lanes.SPAN, 8, 4, 12), 2)
+    tolerance = rounded(ascending(mma_lanes.SPAN, 8, 4, 16), 2)
     reduction_class = class_t("units of 128, a group of 16 a lane twice")
 
     def fits(self, p: Projection) -> Verdict:

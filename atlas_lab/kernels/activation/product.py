@@ -1,7 +1,7 @@
 """The gated product as a launch of its own."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.activation.gated import gated
+from atlas_lab.kernels.activation.gated import gated_of
 from atlas_lab.kernels.gemv.stream import nothing, wait_and_signal
 from atlas_lab.kernels.lang import cuda
 
@@ -10,13 +10,14 @@ VECTOR = 8  # columns a thread, in 16-byte loads
 
 
 @L.family
-def gated_product(vector: bool = True, dependent: bool = False):
+def gated_product(vector: bool = True, dependent: bool = False, clamp: bool = False):
     """h = activation(g)·u, all BF16 `[m, i]`; rows of g are `g_row` elements apart, those of u `u_row`, h is whole.
 
-    `kind` is an index of `gated.KINDS`. With `vector` a thread makes 8 columns: i, `g_row` and `u_row` are multiples
-    of 8, and g and u begin on 16 bytes; without it one. The grid is `(ceil(i / (128 x 8 or 1)), m)`. A `dependent`
-    kernel waits for the launch before it.
+    `kind` is `gated.kind_of` an activation, with a limit where the kernel has a `clamp`. With `vector` a thread makes 8
+    columns: i, `g_row` and `u_row` are multiples of 8, and g and u begin on 16 bytes; without it one. The grid is
+    `(m, ceil(i / (128 x 8 or 1)))`. A `dependent` kernel waits for the launch before it.
     """
+    gated = gated_of(clamp)
     each = VECTOR if vector else 1
     after_others = wait_and_signal if dependent else nothing
     if vector:
@@ -26,8 +27,8 @@ def gated_product(vector: bool = True, dependent: bool = False):
 
     @L.kernel(launch_bounds=(THREADS, 8))
     def kernel(g: L.In[L.bf16], u: L.In[L.bf16], h: L.Out[L.bf16], i: L.i32, g_row: L.i32, u_row: L.i32, kind: L.i32):
-        column = L.i32((cuda.blockIdx.x * THREADS + cuda.threadIdx.x) * each)
-        row = L.i64(cuda.blockIdx.y)
+        column = L.i32((cuda.blockIdx.y * THREADS + cuda.threadIdx.x) * each)
+        row = L.i64(cuda.blockIdx.x)
         after_others()
         if column < i:
             a = load(g, row * g_row + column)

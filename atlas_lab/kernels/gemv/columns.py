@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.activation.gated import gated
+from atlas_lab.kernels.activation.gated import gated_of
 from atlas_lab.kernels.lang import cuda
 
 TILE = 16  # rows of weights
@@ -18,7 +18,14 @@ PADDED = TILE + 4  # a row of x's sums in shared memory, so that the lanes of a 
 
 @functools.cache
 def activations(
-    columns: int, run: int, *, whole: bool = True, crossed: bool = False, gate: bool = False, ordered: bool = False
+    columns: int,
+    run: int,
+    *,
+    whole: bool = True,
+    crossed: bool = False,
+    gate: bool = False,
+    ordered: bool = False,
+    clamp: bool = False,
 ):
     """Two device functions over x BF16 `[m, k]`.
 
@@ -26,11 +33,12 @@ def activations(
     `fetch(x, rows, k, at, kind)`: `run` K of each from `at` on, `columns` times run/2 registers of two BF16: pairs in
     order, or, `crossed`, of each 4 the first and third, then the second and fourth. Unless x is `whole`, `at` may be
     past k: zeros. With `gate` x is `[m, 2k]`, and what is fetched the gated product of its halves, of activation
-    `kind`. `ordered` keeps the loads where they are written: fewer registers.
+    `kind` (`gated.kind_of`, with a limit for `clamp`). `ordered` keeps the loads where they are written: fewer
+    registers.
     """
     loads = run // 8
     load = L.ld_in_v4_b32 if ordered else L.ldg_v4_b32
-    width = 2 if gate else 1
+    width, gated = 2 if gate else 1, gated_of(clamp)
 
     @L.device
     def place(m, k):
@@ -184,14 +192,14 @@ def part_of(count: int):
 
 
 @functools.cache
-def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any, lift: float = 1.0):
+def finish(warps: int, columns: int, tiles: int, pair: bool, alpha: Any, lift: float = 1.0, clamp: bool = False):
     """A device function `(y, sums, args, which, row, rows, m, n, kind)`: adds the warps' sums in their order, times
     `lift`, times `alpha(args, which)`, and stores what exists of this block's columns of y BF16 `[m, n]`: column `row`
     and on, of which `rows` are left. With `pair` the two tiles are of projections 0 and 1, gate and up: both are
-    rounded to BF16, and y is their gated product, of activation `kind`. It takes `finish_bytes` of the launch's dynamic
-    shared memory, from its start."""
+    rounded to BF16, and y is their gated product, of activation `kind` (with a limit for `clamp`). It takes
+    `finish_bytes` of the launch's dynamic shared memory, from its start."""
     line, size = PADDED * tiles, _floats(columns, tiles)
-    width = TILE if pair else TILE * tiles
+    width, gated = TILE if pair else TILE * tiles, gated_of(clamp)
 
     @L.device
     def total(shared, at):

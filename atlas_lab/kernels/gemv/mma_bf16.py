@@ -18,9 +18,12 @@ def mma_bf16(
     whole: bool = True,
     joined: bool = False,
     pair: bool = False,
+    clamp: bool = False,
+    cluster: int = 1,
 ):
     """W BF16 `[n_i, k]` of up to three projections, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns,
-    k a multiple of 8, of 64 if `whole`. `first`, `second` and `pair` as in `mma_nvfp4_lanes`."""
+    k a multiple of 8, of 64 if `whole`. `first`, `second`, `pair`, `clamp` and `cluster` as in
+    `mma_nvfp4_lanes`."""
     place, fetch = activations(columns, RUN, whole=whole)
     add = product(columns, tiles, RUN)
 
@@ -52,9 +55,10 @@ def mma_bf16(
                     sums = add(sums, t, (a[2 * j], b[2 * j], a[2 * j + 1], b[2 * j + 1]), v, j)
         return sums
 
-    run = stream(Reader(SPAN, UNIT, 2, locate, copy, use, no_alpha), place, warps, depth, tiles, columns, joined, pair)
+    reader = Reader(SPAN, UNIT, 2, locate, copy, use, no_alpha)
+    run = stream(reader, place, warps, depth, tiles, columns, joined, pair, clamp=clamp, cluster=cluster)
 
-    @L.kernel(launch_bounds=(32 * warps, blocks))
+    @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(
         w0: L.In[L.bf16],
         w1: L.In[L.bf16],

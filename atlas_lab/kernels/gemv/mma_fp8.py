@@ -21,14 +21,16 @@ def mma_fp8(
     by_row: bool = False,
     joined: bool = False,
     pair: bool = False,
+    clamp: bool = False,
+    cluster: int = 1,
 ):
     """W E4M3 `[n_i, k]` of up to three projections with their scales, F32 or BF16; x BF16 `[m, k]`, y BF16
     `[m, n]`; m at most 8·columns, k a multiple of 16, of 128 if `whole`.
 
     Scale `r·down + (c >> 7)·across` belongs to column c of the 128 rows number r: `down` and `across` are ceil(k/128)
     and 1 for one scale a block of 128x128, 0 and 0 for one of the whole tensor; `by_row` reads one a row instead.
-    `first`, `second` (multiples of 128 under block scales) and `pair` as in `mma_nvfp4_lanes`. Weights become BF16 in
-    registers, exactly; sums over 128 of K are scaled and added.
+    `first`, `second` (multiples of 128 under block scales), `pair`, `clamp` and `cluster` as in `mma_nvfp4_lanes`.
+    Weights become BF16 in registers, exactly; sums over 128 of K are scaled and added.
     """
     wide = columns > 1
     place, fetch = activations(columns, RUN, whole=whole, ordered=wide)
@@ -124,9 +126,11 @@ def mma_fp8(
         columns,
         joined,
         pair,
+        clamp=clamp,
+        cluster=cluster,
     )
 
-    @L.kernel(launch_bounds=(32 * warps, blocks))
+    @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(
         w0: L.In[L.e4m3],
         s0: L.In[scale],

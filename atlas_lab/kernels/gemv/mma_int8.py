@@ -26,10 +26,11 @@ def mma_int8(
     tiles: int = 1,
     columns: int = 1,
     blocks: int = 3,
+    cluster: int = 1,
 ):
     """q I8 `[n, k]` and scales F32 `[n, k/32]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of
-    128; of several weights the first. Weights become BF16 in registers, exactly; sums over 32 of K are scaled and added
-    in FP32."""
+    128; of several weights the first; `cluster` as in `mma_nvfp4_lanes`. Weights become BF16 in registers, exactly;
+    sums over 32 of K are scaled and added in FP32."""
     place, fetch = activations(columns, RUN, crossed=True)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine = scaled_rows(columns), part_of(4 * columns)
@@ -79,9 +80,10 @@ def mma_int8(
             sums = out
         return sums
 
-    run = stream(Reader(SPAN, UNIT, 4, locate, copy, use, no_alpha), place, warps, depth, tiles, columns)
+    reader = Reader(SPAN, UNIT, 4, locate, copy, use, no_alpha)
+    run = stream(reader, place, warps, depth, tiles, columns, cluster=cluster)
 
-    @L.kernel(launch_bounds=(32 * warps, blocks))
+    @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(
         w0: L.In[L.i8],
         s0: L.In[L.f32],

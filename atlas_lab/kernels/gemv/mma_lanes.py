@@ -21,18 +21,21 @@ def mma_nvfp4_lanes(
     pair: bool = False,
     gate: bool = False,
     dependent: bool = False,
+    clamp: bool = False,
+    cluster: int = 1,
 ):
     """Weights of up to three projections as `repacked_nvfp4` makes them, U8 `[ceil(n_i/16), k/128, 1152]`, and their
     F32 tensor scales; x BF16 `[m, k]` (`[m, 2k]` with `gate`), y BF16 `[m, n]`; m at most 8·columns.
 
     Columns of y before `first` are the first projection's, before `second` the second's, then the third's: multiples
-    of 16·tiles, or n. With `pair` the first two are gate and up, of n rows each, and y is their gated product. A code
-    times its block scale is exact in BF16; `divides` says that the tensor scale does (compressed-tensors). A block
-    computes `tiles` times 16 rows of weights; its warps take units of 128 K in turn, `depth` of them in flight.
-    The first `full` blocks compute that, those after them 16 rows each. `dependent` kernels wait for the launch before
-    them once their first weights are on the way.
+    of 16·tiles, or n. With `pair` the first two are gate and up, of n rows each, and y is their gated product. `kind`
+    is `gated.kind_of` the activation, with a limit where the kernel has a `clamp`. A code times its block scale is
+    exact in BF16; `divides` says that the tensor scale does (compressed-tensors). A block, or a `cluster` of them that
+    has `warps` together, computes `tiles` times 16 rows of weights; its warps take units of 128 K in turn, `depth` of
+    them in flight. The first `full` blocks or clusters compute that, those after them 16 rows each. `dependent` kernels
+    wait for the launch before them once their first weights are on the way.
     """
-    place, fetch = activations(columns, RUN, gate=gate, ordered=dependent)
+    place, fetch = activations(columns, RUN, gate=gate, ordered=dependent, clamp=clamp)
     add = product(columns, tiles, RUN)
 
     @L.device
@@ -79,9 +82,9 @@ def mma_nvfp4_lanes(
         return L.div_rn(L.f32(1), g) if args[6] else g
 
     reader = Reader(SPAN, UNIT, 1, locate, copy, use, alpha, ragged=True, lift=LIFT)
-    run = stream(reader, place, warps, depth, tiles, columns, joined, pair, dependent)
+    run = stream(reader, place, warps, depth, tiles, columns, joined, pair, dependent, clamp, cluster)
 
-    @L.kernel(launch_bounds=(32 * warps, blocks))
+    @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(
         w0: L.In[L.u8],
         g0: L.In[L.f32],

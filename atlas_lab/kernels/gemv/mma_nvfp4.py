@@ -18,10 +18,12 @@ def mma_nvfp4(
     whole: bool = True,
     joined: bool = False,
     pair: bool = False,
+    clamp: bool = False,
+    cluster: int = 1,
 ):
     """Codes U8 `[n_i, k/2]`, block scales E4M3 `[n_i, k/16]` and F32 tensor scales of up to three projections; x BF16
-    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of 32, of 128 if `whole`.
-    `first`, `second`, `pair` and `divides` as in `mma_nvfp4_lanes`. A code times its block scale is exact in BF16.
+    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of 32, of 128 if `whole`. `first`, `second`, `pair`,
+    `clamp`, `cluster` and `divides` as in `mma_nvfp4_lanes`. A code times its block scale is exact in BF16.
     """
     place, fetch = activations(columns, RUN, whole=whole)
     add = product(columns, tiles, RUN)
@@ -79,9 +81,10 @@ def mma_nvfp4(
         g = L.ldg_f32(one_of(which, args[2], args[5], args[8]), 0)
         return L.div_rn(L.f32(1), g) if args[9] else g
 
-    run = stream(Reader(SPAN, UNIT, 4, locate, copy, use, alpha), place, warps, depth, tiles, columns, joined, pair)
+    reader = Reader(SPAN, UNIT, 4, locate, copy, use, alpha)
+    run = stream(reader, place, warps, depth, tiles, columns, joined, pair, clamp=clamp, cluster=cluster)
 
-    @L.kernel(launch_bounds=(32 * warps, blocks))
+    @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(
         w0: L.In[L.u8],
         s0: L.In[L.e4m3],

@@ -20,10 +20,11 @@ def mma_q2_0(
     tiles: int = 1,
     columns: int = 1,
     blocks: int = 3,
+    cluster: int = 1,
 ):
     """Weights as `repacked_q2_0` makes them, U8 `[ceil(n/16), k/128, 576 or 544]` for groups of 64 or 128, x BF16
-    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns; of several weights the first. The sum of (code - 1)·x over a group
-    is scaled in FP32."""
+    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns; of several weights the first; `cluster` as in
+    `mma_nvfp4_lanes`. The sum of (code - 1)·x over a group is scaled in FP32."""
     place, fetch = activations(columns, RUN)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine = scaled_rows(columns), part_of(4 * columns)
@@ -85,9 +86,10 @@ def mma_q2_0(
             sums = out
         return sums
 
-    run = stream(Reader(SPAN, held, 1, locate, copy, use, no_alpha), place, warps, depth, tiles, columns)
+    reader = Reader(SPAN, held, 1, locate, copy, use, no_alpha)
+    run = stream(reader, place, warps, depth, tiles, columns, cluster=cluster)
 
-    @L.kernel(launch_bounds=(32 * warps, blocks))
+    @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(
         w0: L.In[L.u8],
         w1: L.In[L.u8],

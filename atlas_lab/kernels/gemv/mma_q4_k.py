@@ -20,9 +20,10 @@ def mma_q4_k(
     tiles: int = 1,
     columns: int = 1,
     blocks: int = 3,
+    cluster: int = 1,
 ):
     """Blocks U8 `[n, k/256·144]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns. Of the arguments that kernels
-    of several projections take, only the first weight is read.
+    of several projections take, only the first weight is read; `cluster` as in `mma_nvfp4_lanes`.
 
     A weight is d·sc·(q - 8) + (8·d·sc - dmin·m): q - 8 is exact in BF16, so a group of 32 is one product of codes and
     one sum of x (a product with ones, which the row tiles share), each scaled in FP32.
@@ -116,9 +117,9 @@ def mma_q4_k(
         return sums
 
     reader = Reader(SPAN, UNIT, 2, locate, copy, use, no_alpha, crosses=True)
-    run = stream(reader, place, warps, depth, tiles, columns)
+    run = stream(reader, place, warps, depth, tiles, columns, cluster=cluster)
 
-    @L.kernel(launch_bounds=(32 * warps, blocks))
+    @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(
         w0: L.In[L.u8],
         w1: L.In[L.u8],

@@ -1,13 +1,14 @@
 """How a block streams a weight for a few rows of x: tiles of 16 rows of weights, units of K copied ahead of their use.
 
-The warps of a block take the units of its tiles in turn. Each warp has a ring of `depth` units in shared memory, which
-cp.async fills: a lane reads what it copied itself, so that waiting for its own copies is all the synchronisation there
-is until the warps' sums meet.
+The warps of a block, or of a cluster of blocks, take the units of its tiles in turn. Each warp has a ring of `depth`
+units in shared memory, which cp.async fills: a lane reads what it copied itself, so that waiting for its own copies is
+all the synchronisation there is until the warps' sums meet.
 """
 
 from typing import Any, NamedTuple
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemv.cluster import block, cluster_of
 from atlas_lab.kernels.gemv.columns import TILE, finish
 from atlas_lab.kernels.lang import cuda
 
@@ -97,11 +98,19 @@ def stream(
     joined: bool = False,
     pair: bool = False,
     dependent: bool = False,
+    clamp: bool = False,
+    cluster: int = 1,
 ):
-    """A device function `(args, x, y, m, n, k, first, second, kind, full)`: all that the kernel does."""
+    """A device function `(args, x, y, m, n, k, first, second, kind, full)`: all that the kernel does. `warps` are
+    those of all blocks of a cluster."""
     span, size = reader.span, reader.size * tiles
     locate, copy, use = reader.locate, reader.copy, reader.use
-    store = finish(warps, columns, tiles, pair, reader.alpha, reader.lift)
+    alpha, lift = reader.alpha, reader.lift
+    if cluster == 1:
+        team = block(finish(warps, columns, tiles, pair, alpha, lift, clamp))
+    else:
+        team = cluster_of(cluster, warps, columns, tiles, depth * size, pair, alpha, lift)
+    number, warp, begin, meet, store = team
     after_others = wait_and_signal if dependent else nothing
     each, crosses, ragged = reader.pointers, reader.crosses, reader.ragged
     early = reader.early or not_early
@@ -119,7 +128,8 @@ def stream(
 
     @L.device
     def run(args, x, y, m, n, k, first, second, kind, full):
-        block = L.i32(cuda.blockIdx.x)
+        begin()
+        block = number()
         row, live = L.i32(block * (TILE if pair else TILE * tiles)), L.i32(tiles)
         if ragged and tiles > 1 and not pair and block >= full:
             row, live = L.i32(full * (TILE * tiles) + (block - full) * TILE), L.i32(1)
@@ -132,11 +142,12 @@ def stream(
         units = L.i32((k + span - 1) // span)
         ring = L.offset(L.dynamic_shared(L.u8, 0), L.warp_id() * depth * size)
         for u in L.unroll(depth):
-            start(ring, u * size, source, L.i32(L.warp_id() + u * warps), units, k, live)
+            start(ring, u * size, source, L.i32(warp() + u * warps), units, k, live)
+        meet()
         after_others()
         rows = place(m, k)
         sums = L.zeros(4 * columns * tiles)
-        unit, slot = L.i32(L.warp_id()), L.i32(0)
+        unit, slot = L.i32(warp()), L.i32(0)
         ready = early(x, rows, k, existing(unit, units), kind)
         while unit < units:
             L.cp_async_wait(depth - 1)

@@ -24,7 +24,7 @@ integers, so cast (`L.u32(…)`) before anything that sees more than the low bit
 cast `~x` and `-x` to the type of x, which they are computed in.
 A float cast to an integer type must fit it: what else comes out is the compiler's choice, and an error on the
 interpreter; `f32_i32` rounds and saturates. `min` and `max` of two float32 drop a NaN when compiled and may keep it on
-the interpreter: use `min_f32` and `max_f32`.
+the interpreter: use `min_f32` and `max_f32`, or `min_nan_f32` and `max_nan_f32`, which keep it.
 `a * b + c` in float32 may be fused: use `fma_rn`, `mul_rn`, `add_rn` where the rounding matters.
 
 Loops that compile well:
@@ -48,7 +48,9 @@ from atlas_lab.kernels.lang.arithmetic import (
     exp2_approx,
     fma_rn,
     max_f32,
+    max_nan_f32,
     min_f32,
+    min_nan_f32,
     mul_rn,
     rcp_approx,
     rsqrt_approx,
@@ -86,6 +88,7 @@ from atlas_lab.kernels.lang.cluster import (
     ld_cluster_v4_b32,
     ld_cluster_v4_f32,
     mapa,
+    st_async_v4_f32,
     st_cluster_b32,
     st_cluster_f32,
     st_cluster_v4_b32,
@@ -159,6 +162,7 @@ from atlas_lab.kernels.lang.mbarrier import (
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
     mbarrier_arrive_remote,
+    mbarrier_arrive_remote_relaxed,
     mbarrier_expect_tx,
     mbarrier_init,
     mbarrier_inval,
@@ -478,9 +482,11 @@ __all__ = [
     "mapa",
     "matrix_descriptor",
     "max_f32",
+    "max_nan_f32",
     "mbarrier_arrive",
     "mbarrier_arrive_expect_tx",
     "mbarrier_arrive_remote",
+    "mbarrier_arrive_remote_relaxed",
     "mbarrier_expect_tx",
     "mbarrier_init",
     "mbarrier_inval",
@@ -488,6 +494,7 @@ __all__ = [
     "mbarrier_wait",
     "mbarrier_wait_cluster",
     "min_f32",
+    "min_nan_f32",
     "mma_m16n8k16_bf16",
     "mma_m16n8k16_bf16_first",
     "mma_m16n8k16_f16",
@@ -520,6 +527,7 @@ __all__ = [
     "shfl_xor",
     "shfl_xor_f32",
     "sqrt_rn",
+    "st_async_v4_f32",
     "st_cluster_b32",
     "st_cluster_f32",
     "st_cluster_v4_b32",

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from atlas_lab.kernels.lang.bits import Single, odd, single
+from atlas_lab.kernels.lang.bits import Single, from_bits, odd, single
 from atlas_lab.kernels.lang.op import Needs, Op
 from atlas_lab.kernels.lang.types import f32
 
 _F32 = "9.7.3 Floating Point"
 U_F32 = 2.0**-24
+_NAN = 0x7FFFFFFF
 
 
 def _narrow(x: float) -> Single:
@@ -64,6 +65,11 @@ def _max(x: float, y: float) -> Single:
     return a if a > b else b
 
 
+def _keeping_nan(of: Callable[[float, float], Single]) -> Callable[[float, float], Single]:
+    """The same, but the canonical NaN where either is one."""
+    return lambda x, y: from_bits(_NAN) if x != x or y != y else of(x, y)
+
+
 def _rcp(x: float) -> Single:
     """1 / x within 1 ulp."""
     return _div(1.0, x)
@@ -89,9 +95,11 @@ def _tanh(x: float) -> Single:
     return Single(math.tanh(x))
 
 
-def _op(name: str, arity: int, ptx: str, numpy: Callable[..., Single], u: float | None = None) -> Op:
+def _op(
+    name: str, arity: int, ptx: str, numpy: Callable[..., Single], u: float | None = None, needs: Needs = Needs()
+) -> Op:
     text = f"{ptx} {', '.join(f'${i}' for i in range(arity + 1))};"
-    return Op(name, (f32,) * arity, f32, ptx=text, numpy=numpy, section=_F32, needs=Needs(), unit_roundoff=u)
+    return Op(name, (f32,) * arity, f32, ptx=text, numpy=numpy, section=_F32, needs=needs, unit_roundoff=u)
 
 
 add_rn = _op("add_rn", 2, "add.rn.f32", lambda a, b: _narrow(float(single(a)) + float(single(b))), U_F32)
@@ -101,6 +109,8 @@ div_rn = _op("div_rn", 2, "div.rn.f32", _div, U_F32)
 sqrt_rn = _op("sqrt_rn", 1, "sqrt.rn.f32", _sqrt, U_F32)
 min_f32 = _op("min_f32", 2, "min.f32", _min)
 max_f32 = _op("max_f32", 2, "max.f32", _max)
+min_nan_f32 = _op("min_nan_f32", 2, "min.NaN.f32", _keeping_nan(_min), needs=Needs((8, 0)))
+max_nan_f32 = _op("max_nan_f32", 2, "max.NaN.f32", _keeping_nan(_max), needs=Needs((8, 0)))
 abs_f32 = _op("abs_f32", 1, "abs.f32", lambda x: abs(single(x)))
 rcp_approx = _op("rcp_approx", 1, "rcp.approx.f32", _rcp)
 exp2_approx = _op("exp2_approx", 1, "ex2.approx.f32", _exp2)

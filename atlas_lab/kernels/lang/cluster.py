@@ -1,16 +1,20 @@
 """Clusters: blocks that run together, meet at a barrier of their own, and reach each other's shared memory.
 
 `mapa(p, rank)` is the place of p in the shared memory of the block with that rank; no block may exit while others
-still use its shared memory.
+still use its shared memory. An arrival at the cluster's barrier that releases is a fence of the whole memory, and a
+wait there empties the SM's L1 cache; `st_async_v4_f32` needs neither.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from atlas_lab.kernels.lang.bits import single
 from atlas_lab.kernels.lang.machine import current
 from atlas_lab.kernels.lang.mbarrier import CLUSTER
 from atlas_lab.kernels.lang.memory import load, store
-from atlas_lab.kernels.lang.op import SM90, Effect, Op, Ptr, PtrTo
-from atlas_lab.kernels.lang.types import Pointer, u32
+from atlas_lab.kernels.lang.op import SM90, Effect, Op, Ptr, PtrTo, Vec
+from atlas_lab.kernels.lang.types import Pointer, f32, u32
 
 _BARRIER, _MAPA, _LD, _ST = "9.7.13.3 barrier.cluster", "9.7.9.24 mapa", "9.7.9 ld", "9.7.9 st"
 
@@ -33,6 +37,12 @@ def _arrive() -> None:
 def _arrive_relaxed() -> None:
     """Arrive at the cluster's barrier; orders no memory."""
     current().cluster_arrive(False)
+
+
+def _store_async(p: Pointer, i: int, v: tuple[Any, Any, Any, Any], bar: Pointer, k: int) -> None:
+    """Store four f32 in the shared memory of the block of two pointers from `mapa`: `(p, i, v, bar, k)`. Its k-th
+    mbarrier there counts their 16 bytes; who waits for that phase sees them."""
+    current().store_async(p, int(i), [single(x) for x in v], bar, int(k))
 
 
 def _wait() -> None:
@@ -86,4 +96,14 @@ ld_cluster_b32, ld_cluster_f32, ld_cluster_v4_b32, ld_cluster_v4_f32 = (
 st_cluster_b32, st_cluster_f32, st_cluster_v4_b32, st_cluster_v4_f32 = (
     store(f"st_cluster_{form}", form, "st.shared::cluster", CLUSTER, _ST, needs=SM90)
     for form in ("b32", "f32", "v4_b32", "v4_f32")
+)
+st_async_v4_f32 = Op(
+    "st_async_v4_f32",
+    (CLUSTER, Vec(f32, 4), CLUSTER),
+    None,
+    ptx="st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$0], {$1, $2, $3, $4}, [$5];",
+    numpy=_store_async,
+    effect=Effect.WRITE,
+    needs=SM90,
+    section="9.7.9.12 st.async",
 )

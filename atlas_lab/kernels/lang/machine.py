@@ -119,7 +119,7 @@ class Thread(Protocol):
     def mbarrier_inval(self, p: Pointer, index: int) -> None:
         """The mbarrier is over."""
 
-    def mbarrier_arrive(self, p: Pointer, index: int, expected: int) -> None:
+    def mbarrier_arrive(self, p: Pointer, index: int, expected: int, relaxed: bool = False) -> None:
         """Expect more bytes, then count one arrival; releases. `p` may be of another block of the cluster."""
 
     def mbarrier_expect_tx(self, p: Pointer, index: int, expected: int) -> None:
@@ -136,6 +136,10 @@ class Thread(Protocol):
     ) -> None:
         """cp.async.bulk to shared memory, of this block or of those in `mask`. Its bytes are poison until a thread
         waits for the phase of the mbarrier that counts them."""
+
+    def store_async(self, dst: Pointer, i: int, values: Sequence[Any], bar: Pointer, k: int) -> None:
+        """st.async of four f32 to another block of the cluster. They are poison there until a thread waits for the
+        phase of that block's mbarrier, which counts their bytes."""
 
     def bulk_store(self, dst: Pointer, i: int, src: Pointer, j: int, size: int) -> None:
         """cp.async.bulk to global memory, in the thread's open group."""
