@@ -14,6 +14,7 @@ from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.kernels.lang import Kernel, Scalar, grid_wait
 from atlas_lab.kernels.lang.types import FloatScalar
 
+GRID_LIMITS = ((1 << 31) - 1, 65535, 65535)  # blocks by dimension
 CLUSTER_LIMIT = 8  # blocks that every device with clusters can run as one
 Dims = int | tuple[int, ...]
 Argument = Tensor | TensorMap | int | float
@@ -46,7 +47,8 @@ class Launch:
 
     An `Operand` among the arguments stands for its values. `pipe` is the math unit that does the work (`fma`,
     `mma_bf16`, …) and `flops` how much, for the roofline. `pdl` lets it start before the launch before it in the
-    stream is over, which is that of another program for the first of one; its kernel must wait (`grid_wait`). Raises
+    stream is over, which is that of another program for the first of one; its kernel must wait (`grid_wait`).
+    `quantizes`: it makes the quantized operand of x that launches after it multiply, which peers get made. Raises
     LaunchError where counts, dtypes or kinds do not fit the kernel's annotations.
     """
 
@@ -60,6 +62,7 @@ class Launch:
     pipe: str = "fma"
     cooperative: bool = False
     pdl: bool = False
+    quantizes: bool = False
     label: str = ""
 
     def __post_init__(self) -> None:
@@ -88,6 +91,8 @@ class Launch:
                 raise LaunchError(f"launch of {name}: argument {p.name!r} is {a}, expected {p.dtype}")
         if min(*dims(self.grid), *dims(self.block)) < 1:
             raise LaunchError(f"launch of {name}: found grid {self.grid}, block {self.block}, expected 1 or more")
+        if any(g > most for g, most in zip(dims(self.grid), GRID_LIMITS, strict=True)):
+            raise LaunchError(f"launch of {name}: found grid {self.grid}, expected at most {GRID_LIMITS}")
         self._check_cluster(name)
         if self.shared < 0:
             raise LaunchError(f"launch of {name}: found {self.shared} bytes of shared memory, expected 0 or more")

@@ -9,7 +9,7 @@ import numpy as np
 
 from atlas_lab.core.launch import Program, dims
 from atlas_lab.core.target import Target
-from atlas_lab.runtime.bind import Bound, Launched, MapPlace, Place, Resolved, planned, resolve
+from atlas_lab.runtime.bind import Bound, Launched, MapPlace, Place, Resolved, planned, resolve, title
 from atlas_lab.runtime.device import Buffer, Device
 from atlas_lab.runtime.errors import BindError
 from atlas_lab.runtime.overlap import InFlight
@@ -84,6 +84,11 @@ class InterpreterBound(Bound):
         launches: tuple[Resolved, ...],
     ) -> None:
         super().__init__(program, device, buffers)
+        most = device.target.shared_per_block
+        for x in launches:
+            if x.launch.shared > most:
+                found = f"program {program.name}: {title(x.launch)}: found {x.launch.shared} bytes"
+                raise BindError(f"{found} of dynamic shared memory, {device.target.name} allows a block {most}")
         self._launches = launches
         self.stats: tuple[Stats, ...] = ()
 

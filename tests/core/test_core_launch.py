@@ -68,6 +68,7 @@ BAD = {
     "a fraction for an integer": ({"args": args(n=8.5)}, "argument 'n' is 8.5, expected i32"),
     "an integer too large": ({"args": args(n=1 << 31)}, "argument 'n' is 2147483648, expected i32"),
     "a negative for an unsigned": ({"args": args(u=-1)}, "argument 'u' is -1, expected u32"),
+    "deep grid": ({"grid": (4, 65536)}, "found grid (4, 65536, 1), expected at most (2147483647, 65535, 65535)"),
     "empty grid": ({"grid": (0, 2)}, "found grid (0, 2, 1), block (64, 1, 1), expected 1 or more"),
     "four extents": ({"grid": (1, 1, 1, 1)}, "found 4 extents, expected one to three"),
     "too many threads": ({"block": (64, 2)}, "found 128 threads a block, its launch bounds allow 64"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,12 @@ def test_a_card_without_them_is_refused(made):
     program = Program("p", (made,), inputs=(X,), outputs=(Y,))
     with pytest.raises(BindError, match="asks for clusters or tensor maps: found sm_80, expected sm_90 or later"):
         a100.bind(program, ports(a100, program))
+
+
+def test_more_shared_memory_than_the_card_has_is_refused(device):
+    program = Program("tile", (replace(tile_launch(), shared=232449),), inputs=(X,), outputs=(Y,))
+    with pytest.raises(BindError, match=r"found 232449 bytes of dynamic shared memory, .* allows a block 232448"):
+        device.bind(program, ports(device, program))
 
 
 def test_clusters_run_on_the_interpreter(device):

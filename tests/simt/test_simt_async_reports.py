@@ -23,6 +23,13 @@ def an_mbarrier_that_is_not_fenced(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L
         L.tma_load_2d(tile, 0, m, (0, 0), bar, 0)  # !
 
 
+@fault(simt.AsyncError, "a tensor copy of o: bf16[16, 64] from byte 6 of its rows on, expected a multiple of 16")
+def a_box_that_begins_within_16_bytes(m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]):
+    tile = L.dynamic_shared(L.u8, 0)
+    if cuda.threadIdx.x == 0:
+        L.tma_store_2d(o, (0, 3), tile, 0)  # !
+
+
 @fault(simt.Unfenced, "is used by another block, but block (0, 0, 0) thread (0, 0, 0) at", cluster=2)
 def an_mbarrier_of_the_cluster_that_is_not_fenced(
     m: L.InMap[L.bf16], o: L.OutMap[L.bf16], x: L.InOut[L.u32], y: L.Out[L.u32]

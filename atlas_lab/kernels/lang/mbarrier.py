@@ -59,6 +59,13 @@ def _arrive_remote(p: Pointer, i: int) -> None:
     current().mbarrier_arrive(p, int(i), 0)
 
 
+def _arrive_remote_relaxed(p: Pointer, i: int) -> None:
+    """As `mbarrier_arrive_remote`, and any wait will do, but only what this thread has read is in order: enough to hand
+    back memory for the copy engine to write. What the thread wrote needs `mbarrier_arrive_remote`; the interpreter does
+    not tell."""
+    current().mbarrier_arrive(p, int(i), 0, relaxed=True)
+
+
 def _try(p: Pointer, i: int, parity: int) -> int:
     """1 if the phase of this parity is complete, else 0, perhaps after a while. A thread that loops on it waits."""
     return int(current().mbarrier_try_wait(p, int(i), int(parity)))
@@ -98,6 +105,12 @@ mbarrier_expect_tx = _op(
 )
 mbarrier_arrive_remote = _op(
     "mbarrier_arrive_remote", (CLUSTER,), "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];", _arrive_remote
+)
+mbarrier_arrive_remote_relaxed = _op(
+    "mbarrier_arrive_remote_relaxed",
+    (CLUSTER,),
+    "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [$0];",
+    _arrive_remote_relaxed,
 )
 mbarrier_try_wait = _op(
     "mbarrier_try_wait",
