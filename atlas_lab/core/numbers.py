@@ -73,7 +73,7 @@ class Accuracy:
 class ReductionClass:
     """What fixes the bits of a sum: instruction family, order of K, splits, promotion interval, rounding points.
 
-    Arms of equal class promise equal bits for equal weights and inputs, whatever M.
+    Arms of equal class promise equal bits for equal weights and inputs, whatever M unless `order` names it.
     """
 
     instruction: str

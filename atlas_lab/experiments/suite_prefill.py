@@ -11,6 +11,7 @@ ROWS = {WIDE: (17, 32, 64, 128, 192, 256, 512, 1024, 4096), TALL: (64, 512, 4096
 # By arm: the format it starts from, and what one would use instead.
 ARMS = {
     "bf16_wgmma": ("bf16", "torch.mm"),
+    "fp8_wgmma": ("fp8", peer_humming.NAME),
     "fp8_wgmma_w8a8": ("fp8", peer_scaled.NAME),
     "nvfp4_wgmma": ("nvfp4", peer_humming.NAME),
 }

@@ -1,7 +1,12 @@
-"""Every built-in arm, found as anyone's: a new one is covered by existing."""
+"""Every built-in arm, found as anyone's: a new one is covered by existing. Optional kernels are compiled for the first
+target's architecture, for the others too with `--full`."""
 
 from pathlib import Path
 
 from atlas_lab.testing.parity_suite import Wanted, suite_of
 
-TestBuiltIn = suite_of(lambda config: Wanted(patterns=(), plugins=(), base=Path(__file__).parent))
+TestBuiltIn = suite_of(
+    lambda config: Wanted(
+        patterns=(), plugins=(), base=Path(__file__).parent, everywhere=config.getoption("--full", False)
+    )
+)

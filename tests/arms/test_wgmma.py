@@ -42,8 +42,8 @@ def device(request) -> Iterator[Device]:
         yield opened
 
 
-def case_of(name: str, m: int, n: int, k: int, columns: int = 0, cluster: int = 1) -> Case:
-    setting = (("cluster", cluster), ("columns", columns)) if columns else ()
+def case_of(name: str, m: int, n: int, k: int, columns: int = 0) -> Case:
+    setting = (("columns", columns),) if columns else ()
     return Case(name, ("ffn.up",), m, n, k, FORMS[name], setting=setting)
 
 
@@ -86,9 +86,10 @@ def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(name: str, m: int
 @pytest.mark.parametrize("m", [61, 333, 1100])
 @BOTH
 def test_every_tile_on_a_card(name: str, m: int, device, monkeypatch) -> None:
-    """Rings that go around and blocks that take several tiles; all tiles give the same bits."""
+    """Rings that go around and blocks that take several tiles; all whole tiles give the same bits."""
     if device.name != "cuda":
         pytest.skip("the interpreter's cases are smaller")
+    monkeypatch.setattr(Tile, "cut", lambda *a: False)
     arm, base, outputs = ARMS[name], base_context(device.target), []
     for t in arm.tiles()[m > NARROW]:
         monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
@@ -100,18 +101,18 @@ def test_every_tile_on_a_card(name: str, m: int, device, monkeypatch) -> None:
 
 
 @BOTH
-def test_bits_depend_on_no_tile_no_rows_and_no_order(name: str) -> None:
+def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order(name: str) -> None:
     outputs = []
     for target, form, options, seed in (
-        (HOPPER, (40, 4), Options(), 0),
-        (HOPPER, (64, 2), Options(order="random", late_async="random"), 1),
-        (replace(HOPPER, sms=3), (136, 1), Options(order="random", resident=3), 2),
-        (replace(HOPPER, sms=2), (128, 2), Options(order="random", late_async="random"), 3),
+        (HOPPER, 64, Options(), 0),
+        (HOPPER, 192, Options(order="random", late_async="random"), 1),
+        (replace(HOPPER, sms=3), 136, Options(order="random", resident=3), 2),
+        (replace(HOPPER, sms=2), 128, Options(order="random", late_async="random"), 3),
     ):
         device = InterpreterDevice(target, seed=seed, options=options)
-        outputs.append(ran(case_of(name, 33, 136, 272, *form), device).out)
+        outputs.append(ran(case_of(name, 33, 136, 272, form), device).out)
         outputs.append(ran(case_of(name, 129, 136, 272), device).out[:33])
-        outputs.append(ran(case_of(name, 33, 136, 272, *form), device).out)
+        outputs.append(ran(case_of(name, 33, 136, 272, form), device).out)
     first, *rest = outputs
     assert all(oracle.same_bits(first, out) for out in rest)
 
@@ -129,7 +130,7 @@ def spoiled(launch: Launch, **changes) -> Launch:
     ("changes", "error", "text"),
     [
         ({"box": (32, 64)}, simt.Deadlock, "wgmma_ring.py"),
-        ({"shared": 8 * (64 + 40) * 128}, simt.SimtError, "dynamic shared memory"),
+        ({"shared": 8 * (64 + 64) * 128}, simt.SimtError, "dynamic shared memory"),
         ({"block": 128}, simt.Deadlock, "wgmma_ring.py"),
     ],
 )
@@ -138,7 +139,7 @@ def test_a_launch_that_fits_its_kernel_no_longer_is_reported(monkeypatch, change
     lower = arm.lower
     monkeypatch.setattr(arm, "lower", lambda c: [spoiled(x, **changes) for x in lower(c)])
     with open_device("interpreter", HOPPER) as device, pytest.raises(error, match=text):
-        ran(case_of("bf16_wgmma", 17, 40, 128, 40), device)
+        ran(case_of("bf16_wgmma", 17, 40, 128, 64), device)
 
 
 def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> None:
@@ -148,15 +149,15 @@ def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> 
     of_ring = wgmma_ring.ring
     monkeypatch.setattr(wgmma_ring, "warps_of", lambda bm: 1)
     monkeypatch.setattr(wgmma_bf16, "ring", of_ring.__wrapped__)
-    faulty = wgmma_bf16.wgmma_bf16(64, 40, 3, False)
+    faulty = wgmma_bf16.wgmma_bf16(64, 136, 3, False)
     arm = ARMS["bf16_wgmma"]
     lower = arm.lower
-    shared = wgmma_ring.shared_of(3, 104 * 128)
+    shared = wgmma_ring.shared_of(3, 200 * 128)
     monkeypatch.setattr(arm, "kernels", (faulty,))
     monkeypatch.setattr(arm, "lower", lambda c: [replace(x, kernel=faulty, shared=shared) for x in lower(c)])
     device = InterpreterDevice(HOPPER, options=Options(late_async=True))
     with pytest.raises(simt.SimtError, match="wgmma_"):
-        ran(case_of("bf16_wgmma", 17, 40, 1024, 40), device)
+        ran(case_of("bf16_wgmma", 17, 40, 1024, 136), device)
 
 
 def test_x_that_is_loaded_before_it_was_quantized_is_reported(monkeypatch) -> None:
@@ -168,8 +169,8 @@ def test_x_that_is_loaded_before_it_was_quantized_is_reported(monkeypatch) -> No
         run = of_loader(ring, walk, per_row, stages, bring_x, bring_w)
 
         @L.device
-        def swapped(w, x, m, n, k):
-            run(x, w, m, n, k)
+        def swapped(w, x, m, n, k, cut):
+            run(x, w, m, n, k, cut)
 
         return swapped
 
@@ -234,8 +235,10 @@ def test_activations_are_quantized_as_on_the_host(m: int, k: int) -> None:
         simt.Buffer("x", x.nbytes, data=x),
         simt.Buffer("codes", m * k),
         simt.Buffer("scales", 4 * groups * pitch),
+        simt.Buffer("flags", 4 * 700),
     ]
-    simt.run(quantize_fp8_groups, grid=(-(-m // ROWS), groups), block=THREADS, args=(*buffers, m, k, pitch))
+    simt.run(quantize_fp8_groups, grid=(-(-m // ROWS), groups), block=THREADS, args=(*buffers, m, k, pitch, 700))
+    assert not buffers[3].array(np.uint32, (700,)).any()
     assert oracle.same_bits(buffers[1].array(ml_dtypes.float8_e4m3fn, (m, k)), codes)
     assert oracle.same_bits(buffers[2].array(np.float32, (groups, pitch))[:, :m], scales)
     assert (
@@ -245,11 +248,12 @@ def test_activations_are_quantized_as_on_the_host(m: int, k: int) -> None:
 
 
 def test_tiles_are_chosen_for_what_they_must_fill() -> None:
-    """At M = 64 a tile for every SM of one wave; at M = 4096 the largest; at 512 the one with the fewest waves."""
+    """At M = 64 a tile for every SM of one wave; above, the largest whose turns come out even or can be cut."""
     arm = ARMS["bf16_wgmma"]
-    assert arm.settings(17408, 5120, HOPPER)[0] == (("cluster", 2), ("columns", 136))
+    assert arm.settings(17408, 5120, HOPPER)[0] == (("columns", 136),)
     base = base_context(HOPPER)
     assert tile_of(case_of("bf16_wgmma", 4096, 17408, 5120), base) == (WIDE, 256, 1)
-    assert tile_of(case_of("bf16_wgmma", 512, 17408, 5120), base) == (WIDE, 176, 1)
+    assert tile_of(case_of("bf16_wgmma", 512, 17408, 5120), base) == (WIDE, 256, 1)
+    assert tile_of(case_of("fp8_wgmma_w8a8", 4096, 17408, 5120), base) == (WIDE, 128, 1)
     assert [Tile(NARROW, 40, c).at_once(132) for c in (1, 2, 4)] == [132, 132, 128]
-    assert Tile(NARROW, 40, 4).grid(64, 170, 132) == 8
+    assert Tile(NARROW, 40, 4).grid(64, 170, 1024, 132, False) == 8

@@ -7,7 +7,7 @@ from typing import Any
 
 from atlas_lab.arms.wgmma.tiles import NARROW, WIDE, Tile, ordered
 from atlas_lab.core.arm import Arm
-from atlas_lab.core.call import Call
+from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.launch import Argument, Launch
 from atlas_lab.core.rows import rows_from
 from atlas_lab.core.target import Target
@@ -16,6 +16,7 @@ from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.core.tuning import Setting, chosen, setting
 from atlas_lab.core.verdict import Verdict, no, yes
 from atlas_lab.formats.dtypes import dtype
+from atlas_lab.kernels.gemm.wgmma_parts import CLEARED, clear_flags
 from atlas_lab.kernels.gemm.wgmma_ring import ROW, shared_of
 from atlas_lab.kernels.gemm.wgmma_store import OUT_COLUMNS, OUT_ROWS
 from atlas_lab.kernels.lang import Kernel
@@ -25,63 +26,118 @@ CHUNK = 16  # bytes that rows of what TMA loads are a multiple of
 
 
 class OnWarpgroups(Arm):
-    """Any M from 17 and any N. The setting is the tile that serves M up to 64, its `columns` and the blocks of its
-    `cluster`; above that the model chooses by M. Tiles add in the same order."""
+    """Any M from 17 and any N. The setting is the `columns` of the tile that serves M up to 64; above that the model
+    chooses by M. All tiles add in ascending K; where they are cut, by shape and card, in as many parts."""
 
     roles = ("*",)
     rows = rows_from(FIRST_ROWS)
+    joined: bool = False
+    """Whether it computes the projections of a site that share x (`joined.Joined`), or one."""
     element_bytes: int
     """Of x and W in shared memory."""
     beside: int = 0
     """Bytes of a stage for each row of x, beside x and W."""
     pipe: str
-    narrow: Sequence[tuple[int, int]]
-    """Columns and blocks of a cluster of the tiles for M up to 64."""
+    narrow: Sequence[int]
+    """Columns of the tiles for M up to 64."""
     wide: Sequence[tuple[int, int]]
-    """The same of those for more."""
+    """Columns of those for more, and the blocks of their clusters."""
 
     def tiles(self) -> tuple[list[Tile], list[Tile]]:
         """Those for M up to 64, and those for more."""
-        by_rows = ((NARROW, self.narrow), (WIDE, self.wide))
-        narrow, wide = ([Tile(bm, *form, self.beside) for form in forms] for bm, forms in by_rows)
-        return narrow, wide
+        return [self._tile(NARROW, bn) for bn in self.narrow], [self._tile(WIDE, *form) for form in self.wide]
+
+    def _tile(self, bm: int, bn: int, cluster: int = 1) -> Tile:
+        return Tile(bm, bn, cluster, self.beside)
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
-        return [setting(columns=t.bn, cluster=t.cluster) for t in self._ordered(self.tiles()[0], NARROW, n, k, target)]
+        return [setting(columns=t.bn) for t in self._ordered(self.tiles()[0], NARROW, (n,), k, target)]
 
     def tile(self, c: Call) -> Tile:
         """The one that serves a call."""
         form = dict(chosen(self, c.n, c.k, c.context))  # for every M: one that is stale is refused
         if c.m <= NARROW:
-            return Tile(NARROW, form["columns"], form["cluster"], self.beside)
-        return self._ordered(self.tiles()[1], c.m, c.n, c.k, c.context.target)[0]
+            return self._tile(NARROW, form["columns"])
+        return self._ordered(self.tiles()[1], c.m, self.counts(c), c.k, c.context.target)[0]
 
-    def _ordered(self, tiles: Sequence[Tile], m: int, n: int, k: int, target: Target) -> list[Tile]:
-        return ordered(tiles, m, n, k * self.element_bytes, target, self.pipe)
+    def counts(self, c: Call) -> Sequence[int]:
+        """Columns of y of each projection that the product is of."""
+        return (c.n,)
+
+    def operands(self, c: Call, t: Tile) -> tuple[Argument, ...]:
+        """Kernel arguments between x and where blocks meet: of the weight, then y."""
+        return (*self.weight(next(iter(c.weights.values())), t), self.y(c.y.data, t))
+
+    def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
+        """Those of one weight."""
+        raise NotImplementedError
+
+    def y(self, y: Tensor, t: Tile) -> Argument:
+        """That of what a projection's product is stored to."""
+        return TensorMap(y, (OUT_ROWS, OUT_COLUMNS), swizzle=ROW) if t.mapped else y
+
+    def borders(self, c: Call, t: Tile) -> tuple[int, ...]:
+        """The last kernel arguments: where projections border on each other, if there are several."""
+        return ()
+
+    def _ordered(self, tiles: Sequence[Tile], m: int, counts: Sequence[int], k: int, target: Target) -> list[Tile]:
+        return ordered(tiles, m, counts, k * self.element_bytes, target, self.pipe)
+
+    def rows_map(self, of: Tensor, rows: int) -> TensorMap:
+        """The map of x or W whose boxes are so many rows of a stage."""
+        return TensorMap(of, (rows, ROW // self.element_bytes), swizzle=ROW, promotion=256)
 
     def product(
         self, c: Call, t: Tile, kernel: Kernel, x: Tensor, w: Tensor, *more: Argument, tail: Any = (), pdl: bool = False
     ) -> Launch:
         """The launch of y = x·Wᵀ: maps of x and W, `more`, y, the sizes, `tail`; with `pdl` W comes while the launch
         before still makes x."""
-        per_row = ROW // self.element_bytes
-        parts = ((x, t.bm // t.cluster), (w, t.bn))
-        maps = [TensorMap(of, (rows, per_row), swizzle=ROW, promotion=256) for of, rows in parts]
-        y = TensorMap(c.y.data, (OUT_ROWS, OUT_COLUMNS), swizzle=ROW) if t.mapped else c.y.data
-        return self.launch(c, t, kernel, (*maps, *more, y, c.m, c.n, c.k, *tail), pdl)
+        maps = (self.rows_map(x, t.bm // t.cluster), self.rows_map(w, t.bn))
+        return self.launch(c, t, kernel, (*maps, *more, self.y(c.y.data, t)), tail, pdl)
 
-    def launch(self, c: Call, t: Tile, kernel: Kernel, args: tuple[Argument, ...], pdl: bool = False) -> Launch:
-        """The launch of a kernel for tiles t."""
+    def _counted(self, c: Call, t: Tile) -> int:
+        """Columns of y as the kernel counts them."""
+        return t.begins(self.counts(c))[-1]
+
+    def _cut(self, c: Call, t: Tile) -> bool:
+        return t.cut(c.m, self._counted(c, t), c.k * self.element_bytes, c.context.target, self.pipe)
+
+    def _grid(self, c: Call, t: Tile) -> int:
+        return t.grid(c.m, self._counted(c, t), c.k * self.element_bytes, c.context.target.sms, self._cut(c, t))
+
+    def scratch(self, c: Call) -> dict[str, Tensor]:
+        """Where blocks that share a tile meet: their sums, and a flag for each warp."""
+        t = self.tile(c)
+        blocks = self._grid(c, t) if self._cut(c, t) else 0
+        return {
+            "parts": Tensor("f32", (max(blocks * t.bm * t.bn, 4),)),
+            "flags": Tensor("u32", (max(blocks * t.warps, 1),)),
+        }
+
+    def cleared(self, c: Call) -> list[Launch]:
+        """The launch before the product, which clears the flags; none where no tile is cut."""
+        flags = c.scratch["flags"]
+        if not self._cut(c, self.tile(c)):
+            return []
+        grid = -(-flags.elements // CLEARED)
+        args = (flags, flags.elements)
+        return [Launch(clear_flags, grid=grid, block=CLEARED, args=args, label=f"{self.name} flags")]
+
+    def launch(
+        self, c: Call, t: Tile, kernel: Kernel, args: tuple[Argument, ...], tail: Any = (), pdl: bool = False
+    ) -> Launch:
+        """The launch of a kernel for tiles t: `args`, where blocks meet, the sizes, `tail`."""
+        cut = self._cut(c, t)
         return Launch(
             kernel,
-            grid=t.grid(c.m, c.n, c.context.target.sms),
+            grid=self._grid(c, t),
             cluster=t.cluster,
             block=t.threads,
             shared=shared_of(t.stages, t.stage, t.outside),
-            args=args,
+            args=(*args, c.scratch["parts"], c.scratch["flags"], c.m, self._counted(c, t), c.k, int(cut), *tail),
             flops=2 * c.m * c.n * c.k,
             pipe=self.pipe,
-            pdl=pdl,
+            pdl=pdl or cut,
             label=self.name,
         )
 

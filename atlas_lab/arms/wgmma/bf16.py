@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from atlas_lab.arms.wgmma.base import OnWarpgroups, rows_for_tma
 from atlas_lab.arms.wgmma.tiles import Tile
-from atlas_lab.core.call import Call
+from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Bind
-from atlas_lab.core.launch import Launch
+from atlas_lab.core.launch import Argument, Launch
 from atlas_lab.core.numbers import ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.kernels.gemm.wgmma_bf16 import wgmma_bf16
+from atlas_lab.kernels.gemm.wgmma_parts import clear_flags
 from atlas_lab.kernels.lang import Kernel
 
 
@@ -21,13 +24,13 @@ class Bf16Wgmma(OnWarpgroups):
     name = "bf16_wgmma"
     source = "bf16"
     element_bytes, pipe = 2, "mma_bf16"
-    narrow = ((256, 1), (176, 2), (136, 1), (136, 2), (128, 2), (96, 2), (64, 2), (40, 1), (40, 4))
-    wide = ((256, 1), (192, 1), (176, 1), (136, 1), (128, 1), (96, 1), (64, 1), (40, 1), (40, 4))
+    narrow: Sequence[int] = (256, 192, 136, 128, 64)
+    wide: Sequence[tuple[int, int]] = ((256, 1), (192, 1), (136, 1), (128, 1), (64, 1), (256, 2))
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16))
-    reduction_class = ReductionClass("wgmma.m64k16.bf16", "ascending K")
+    reduction_class = ReductionClass("wgmma.m64k16.bf16", "ascending K, in parts by M, N, K, target")
 
     def __init__(self) -> None:
-        self.kernels = tuple(_kernel(t) for tiles in self.tiles() for t in tiles)
+        self.kernels = (clear_flags, *(self.kernel(t) for tiles in self.tiles() for t in tiles))
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "bf16")
@@ -37,8 +40,11 @@ class Bf16Wgmma(OnWarpgroups):
 
     def lower(self, c: Call) -> list[Launch]:
         t = self.tile(c)
-        return [self.product(c, t, _kernel(t), c.x.data, c.weights["weight"].weight)]
+        args = (self.rows_map(c.x.data, t.bm // t.cluster), *self.operands(c, t))
+        return [*self.cleared(c), self.launch(c, t, self.kernel(t), args, self.borders(c, t))]
 
+    def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
+        return (self.rows_map(w.weight, t.bn),)
 
-def _kernel(t: Tile) -> Kernel:
-    return wgmma_bf16(t.bm, t.bn, t.stages, t.mapped, t.cluster)
+    def kernel(self, t: Tile) -> Kernel:
+        return wgmma_bf16(t.bm, t.bn, t.stages, t.mapped, t.cluster, joined=self.joined)

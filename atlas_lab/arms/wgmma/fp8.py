@@ -19,7 +19,7 @@ from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.formats import FORMATS, fp8_groups
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.wgmma_fp8 import wgmma_fp8
+from atlas_lab.kernels.gemm.wgmma_fp8 import MOST_AHEAD, wgmma_fp8
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.fp8_groups import GROUP, ROWS, THREADS, quantize_fp8_groups
 
@@ -34,12 +34,12 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     name = "fp8_wgmma_w8a8"
     element_bytes, pipe = 1, "mma_e4m3"
     beside = 4
-    narrow = ((192, 1), (136, 1), (136, 2), (128, 2), (96, 2), (64, 2), (40, 1), (40, 4))
-    wide = ((192, 1), (136, 1), (128, 1), (128, 2), (64, 1), (40, 1), (40, 4))
+    narrow = (192, 136, 128, 64)
+    wide = ((192, 1), (136, 1), (128, 1), (64, 1), (128, 2))
     # the products of 128 of K, then a fused addition for each in FP32: 2**-24, counted twice
     tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 4 + -(-k // (GROUP << 11)))
     accuracy = Accuracy(min_snr_db=26)
-    reduction_class = ReductionClass("wgmma.m64k32.e4m3", "ascending K", promotion=GROUP)
+    reduction_class = ReductionClass("wgmma.m64k32.e4m3", "ascending K, in parts by M, N, K, target", promotion=GROUP)
 
     def __init__(self) -> None:
         products = (_kernel(t, scale) for scale in SCALES.values() for tiles in self.tiles() for t in tiles)
@@ -48,22 +48,28 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "e4m3") and OverFp8.eligible(self, p, ctx)
 
+    def _tile(self, bm: int, bn: int, cluster: int = 1) -> Tile:
+        # sums of a tile so wide are scaled while nothing is multiplied
+        return Tile(bm, bn, cluster, self.beside, exposed=bn // 2 if bn > MOST_AHEAD else 0)
+
     def scratch(self, c: Call) -> dict[str, Tensor]:
         groups = -(-c.k // GROUP)
-        return {"x.codes": Tensor("e4m3", (c.m, c.k)), "x.scales": Tensor("f32", (groups, round_up(c.m, PITCH)))}
+        operand = {"x.codes": Tensor("e4m3", (c.m, c.k)), "x.scales": Tensor("f32", (groups, round_up(c.m, PITCH)))}
+        return operand | super().scratch(c)
 
     def lower(self, c: Call) -> list[Launch]:
         w, steps = weight_of(c)
-        codes, scales = c.scratch["x.codes"], c.scratch["x.scales"]
+        codes, scales, flags = (c.scratch[name] for name in ("x.codes", "x.scales", "flags"))
         groups, pitch = scales.shape
+        t = self.tile(c)
         quantized = Launch(
             quantize_fp8_groups,
             grid=(-(-c.m // ROWS), groups),
             block=THREADS,
-            args=(c.x, codes, scales, c.m, c.k, pitch),
+            args=(c.x, codes, scales, flags, c.m, c.k, pitch, flags.elements if self._cut(c, t) else 0),
+            quantizes=True,
             label=f"{self.name} x",
         )
-        t = self.tile(c)
         of_x = TensorMap(scales.view(0, (groups, c.m), (pitch, 1)), (1, t.bm))
         kernel = _kernel(t, SCALES[w.scale.dtype])
         return [quantized, self.product(c, t, kernel, codes, w.weight, of_x, w.scale, tail=steps, pdl=True)]

@@ -5,59 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atlas_lab.arms.copies import can_repack, repacked_nvfp4
-from atlas_lab.arms.wgmma.base import OnWarpgroups
-from atlas_lab.arms.wgmma.repacked_tiles import RepackedTile, per_sm
+from atlas_lab.arms.wgmma.repacked_tiles import per_sm
 from atlas_lab.arms.wgmma.tiles import Tile
-from atlas_lab.core.call import Call
+from atlas_lab.arms.wgmma.transposed import FEW, Transposed
+from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Derived
-from atlas_lab.core.launch import Launch
+from atlas_lab.core.launch import Argument, Launch
 from atlas_lab.core.numbers import ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
-from atlas_lab.core.target import Target
+from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.tensor_map import TensorMap
-from atlas_lab.core.tuning import Setting, chosen, setting
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.kernels.gemm.wgmma_nvfp4 import LINES, wgmma_nvfp4
-from atlas_lab.kernels.gemm.wgmma_ring import ROW
-from atlas_lab.kernels.gemv.mma_lanes import SPAN
+from atlas_lab.kernels.gemm.wgmma_parts import clear_flags
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW
+from atlas_lab.kernels.gemv.mma_lanes import RUN
 from atlas_lab.kernels.lang import Kernel
 
-FEW = (32, 64)  # rows of x of the tiles for so many, whose bn and cluster the setting is
+ORDERED = 512  # rows of x up to which they are put into the lanes' order first
 
 
-class Nvfp4Wgmma(OnWarpgroups):
+class Nvfp4Wgmma(Transposed):
     """Weights repacked at load time as nvfp4_mma_repacked reads them, one copy for both, and made BF16 in registers,
-    exactly (W4A16); tensor cores (wgmma) fed by TMA, FP32 sums in ascending K, the tensor scale on the sums; K a
-    multiple of 128."""
+    exactly (W4A16); few rows of x are put into the lanes' order first; tensor cores (wgmma) fed by TMA, FP32 sums, 16
+    of K after 16, the tensor scale on the sums; K a multiple of 128."""
 
     name = "nvfp4_wgmma"
     source = "nvfp4"
-    element_bytes, pipe = 2, "mma_bf16"
-    narrow = ((192, 1), (128, 1), (128, 2), (64, 1), (64, 2), (64, 4))
-    several = (  # rows of x and of W, blocks of a cluster
-        *((256, 128, 1), (192, 128, 1), (176, 192, 1), (160, 192, 1), (128, 192, 1), (128, 128, 1), (128, 64, 1)),
-        *((96, 192, 1), (96, 128, 1), (64, 64, 1)),
+    run = RUN
+    narrow: Sequence[int] = (192, 128, 64)
+    several: Sequence[tuple[int, int, int]] = (  # rows of x and of W, blocks of a cluster
+        *((256, 128, 1), (256, 128, 2), (192, 128, 1), (128, 192, 1), (128, 128, 1), (96, 192, 1), (96, 128, 1)),
     )
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16), extra_roundings=2)
-    reduction_class = ReductionClass("wgmma.m64k16.bf16", "ascending K")
+    reduction_class = ReductionClass("wgmma.m64k16.bf16", "each 64 of K by M, in parts by M, N, K, target")
 
     def __init__(self) -> None:
-        self.kernels = tuple(dict.fromkeys(_kernel(t) for tiles in self.tiles() for t in tiles))
+        ways = ((t, ordered) for tiles in self.tiles() for t in tiles for ordered in (True, False))
+        products = (self.kernel(t, ordered) for t, ordered in ways if ordered or _serves_many(t))
+        self.kernels = (self.order, clear_flags, *dict.fromkeys(products))
 
-    def tiles(self) -> tuple[list[Tile], list[Tile]]:
-        few: list[Tile] = [RepackedTile(bm, *form) for bm in FEW for form in self.narrow]
-        return few, [RepackedTile(*form) for form in self.several]
-
-    def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
-        of_most = [t for t in self.tiles()[0] if t.bm == FEW[-1]]
-        return [setting(columns=t.bn, cluster=t.cluster) for t in self._ordered(of_most, FEW[-1], n, k, target)]
-
-    def tile(self, c: Call) -> Tile:
-        form = dict(chosen(self, c.n, c.k, c.context))
-        if c.m <= FEW[-1]:
-            return RepackedTile(next(bm for bm in FEW if c.m <= bm), form["columns"], form["cluster"])
-        return self._ordered(self.tiles()[1], c.m, c.n, c.k, c.context.target)[0]
+    def _of_many(self, c: Call) -> list[Tile]:
+        return [t for t in self.tiles()[1] if c.m <= ORDERED or _serves_many(t)]
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return can_repack(p)
@@ -65,16 +55,28 @@ class Nvfp4Wgmma(OnWarpgroups):
     def finalize(self, p: Projection, ctx: Context) -> list[Derived]:
         return [repacked_nvfp4(p)]
 
+    def scratch(self, c: Call) -> dict[str, Tensor]:
+        return super().scratch(c) | ({"x.ordered": Tensor("bf16", (c.m, c.k))} if c.m <= ORDERED else {})
+
     def lower(self, c: Call) -> list[Launch]:
         t = self.tile(c)
-        ((key, w),) = c.weights.items()
+        ordered = c.scratch.get("x.ordered")
+        first = self.cleared(c) if ordered is None else [self._order(c, ordered)]
+        x = self.rows_map(ordered or c.x.data, t.bm // t.cluster)
+        divides = int(next(iter(c.weights)).partition(" ")[0].endswith("_reciprocal"))
+        args, tail = (x, *self.operands(c, t)), (divides, *self.borders(c, t))
+        return [*first, self.launch(c, t, self.kernel(t, ordered is not None), args, tail, pdl=True)]
+
+    def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
         units, across, _ = w.weight.shape
-        x = TensorMap(c.x.data, (t.bm // t.cluster, SPAN // 2), swizzle=ROW, promotion=256)
         lines = w.weight.view(0, (units, across * LINES, ROW))
-        w_map = TensorMap(lines, (t.bn // 16, LINES, ROW), promotion=256)
-        divides = int(key.endswith("_reciprocal"))
-        return [self.launch(c, t, _kernel(t), (x, w_map, w.global_scale, c.y.data, c.m, c.n, c.k, divides))]
+        return TensorMap(lines, (t.bn // 16, LINES, ROW), promotion=256), w.global_scale
+
+    def kernel(self, t: Tile, ordered: bool) -> Kernel:
+        return wgmma_nvfp4(t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.cluster, ordered, joined=self.joined)
 
 
-def _kernel(t: Tile) -> Kernel:
-    return wgmma_nvfp4(t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.cluster)
+def _serves_many(t: Tile) -> bool:
+    """Whether there is a kernel of the tile for x that is not put into order: three warpgroups that multiply leave too
+    few registers for it."""
+    return t.bm > FEW[-1] and t.bn < 3 * GROUP_ROWS

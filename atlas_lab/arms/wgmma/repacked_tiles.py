@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atlas_lab.arms.wgmma.tiles import FIXED, L2_BYTES, SHARED_BYTES, STEP, Tile
-from atlas_lab.core.chip import PULL, QUARTERS, SHARED_RESERVED, clock
+from atlas_lab.arms.wgmma.tiles import L2_BYTES, SHARED_BYTES, STEP, Tile, element_rate, read_share
+from atlas_lab.core.chip import PULL, QUARTERS, SHARED_RESERVED
 from atlas_lab.core.target import Target
 from atlas_lab.kernels.gemm.wgmma_nvfp4 import stage_bytes, turn_bytes
-from atlas_lab.kernels.gemm.wgmma_ring import BARS, GROUP_ROWS, MOST_STAGES, SHARED_LIMIT, threads_of
+from atlas_lab.kernels.gemm.wgmma_ring import BARS, GROUP_ROWS, MOST_STAGES, SHARED_LIMIT, threads_of, warps_of
 from atlas_lab.kernels.gemv.mma_lanes import SPAN, UNIT
 
 SHARED_OF_SM = SHARED_LIMIT + SHARED_RESERVED  # bytes
-ISSUED = 250  # instructions that a warp makes a stage's weights of and multiplies them by
-PRODUCT = 8  # clocks of a product that do not grow with the rows of x: reading operand A
-ALONE = 450  # clocks of a stage whose warps find nothing else to wait beside
+ISSUED = 170  # instructions of a warp for a stage
+PRODUCT = 14  # clocks of a product that do not grow with the rows of x: reading operand A
+POWER = 0.1  # of the clocks of what comes from L2 beside products: both draw power
+ALONE = 650  # clocks of a stage whose warps find nothing else to wait beside
 
 
 def per_sm(bm: int, bn: int) -> int:
@@ -25,6 +26,16 @@ def per_sm(bm: int, bn: int) -> int:
 @dataclass(frozen=True)
 class RepackedTile(Tile):
     """bm rows of x by bn rows of W."""
+
+    @property
+    def w_bytes(self) -> int:
+        """Of a stage."""
+        return self.bn // 16 * UNIT
+
+    @property
+    def issued(self) -> int:
+        """Instructions that a warp makes a stage's weights of and multiplies them by."""
+        return ISSUED
 
     @property
     def mapped(self) -> bool:
@@ -45,27 +56,31 @@ class RepackedTile(Tile):
 
     @property
     def threads(self) -> int:
-        return threads_of(self.bn, self.cluster)
+        return threads_of(self.bn)
+
+    @property
+    def warps(self) -> int:
+        return warps_of(self.bn)
+
+    def steps(self, k_bytes: int) -> int:
+        return -(-k_bytes // (2 * SPAN))
 
     def at_once(self, sms: int) -> int:
         return super().at_once(sms) * per_sm(self.bm, self.bn)
 
-    def clocks(self, m: int, n: int, k_bytes: int, target: Target, pipe: str) -> tuple[float, float]:
-        """As of `Tile`, over rows of `k_bytes` of x."""
-        hertz = clock(target)
-        share = target.read_rate.value / (target.sms * hertz)
-        element_rate = target.math[pipe].value / (2 * target.sms * hertz)
-        x, w, groups = self.bm * SPAN * 2, self.bn // 16 * UNIT, self.bn // GROUP_ROWS
-        blocks = self.blocks(m, n)
+    def step_clocks(self, m: int, blocks: int, target: Target, pipe: str) -> float:
+        x, w, groups = self.bm * SPAN * 2, self.w_bytes, self.bn // GROUP_ROWS
         # blocks that share an SM take turns
         beside = min(per_sm(self.bm, self.bn), -(-blocks // super().at_once(target.sms)))
-        step = max(
+        products = self.bm * self.bn * SPAN / element_rate(target, pipe)
+        return max(
             ALONE,
-            beside * (STEP + SPAN // 16 * groups * PRODUCT + self.bm * self.bn * SPAN / element_rate),
-            beside * groups * 4 * ISSUED / QUARTERS,
+            beside * (STEP + SPAN // 16 * groups * PRODUCT + products + POWER * (x / self.cluster + w) / L2_BYTES),
+            beside * groups * 4 * self.issued / QUARTERS,
             beside * groups * (x + 2 * w) / SHARED_BYTES,
             beside * (x / self.cluster + w) / L2_BYTES,
-            beside * w / (PULL * share) if m <= self.bm else 0.0,
+            beside * w / (PULL * read_share(target)) if m <= self.bm else 0.0,
         )
-        busy = -(-blocks // self.at_once(target.sms)) * (k_bytes // (2 * SPAN) * step + FIXED)
-        return max(busy, n * (k_bytes // 2) * UNIT / (16 * SPAN) / (target.sms * share)), busy
+
+    def read_clocks(self, n: int, k_bytes: int, target: Target) -> float:
+        return n * self.steps(k_bytes) * self.w_bytes / self.bn / (target.sms * read_share(target))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from atlas_lab.core.chip import PULL, clock
 from atlas_lab.core.target import Target
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, stages_of, threads_of
+from atlas_lab.core.tensor import round_up
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, stages_of, threads_of, warps_of
 from atlas_lab.kernels.gemm.wgmma_store import OUT_COLUMNS, WARP_BYTES
 
 NARROW, WIDE = GROUP_ROWS, 2 * GROUP_ROWS  # rows of a tile, for M up to 64 and above
-L2_BYTES = 40  # a clock that an SM gets from L2 while all ask
+L2_BYTES = 56  # a clock that an SM gets from L2 while all ask
 GROUP = 16  # SMs of a GPC that clusters of four can use
 FIXED = 2000  # clocks of a tile's first load and of its stores
+MEETING = 3500  # clocks of clearing flags in a launch before, and of waiting for each part that a block adds
+LEAST = 8  # stages of a share of tiles that are cut
 STEP = 80  # clocks of a stage in which its products wait, for mbarriers and for each other
 SHARED_BYTES = 128  # a clock that the matrix units get from shared memory
 
@@ -21,12 +25,14 @@ SHARED_BYTES = 128  # a clock that the matrix units get from shared memory
 @dataclass(frozen=True)
 class Tile:
     """bm x bn outputs of a block, whose loads of x `cluster` blocks share, with `beside` bytes of a stage for each row
-    of x beside x and W. `mapped`: stored by the copy engine, which needs N in multiples of 8."""
+    of x beside x and W, and `exposed` clocks of a stage that overlap with no products. `mapped`: stored by the copy
+    engine, which needs N in multiples of 8."""
 
     bm: int
     bn: int
     cluster: int = 1
     beside: int = 0
+    exposed: int = 0
 
     @property
     def mapped(self) -> bool:
@@ -48,15 +54,38 @@ class Tile:
 
     @property
     def threads(self) -> int:
-        return threads_of(self.bm, self.cluster)
+        return threads_of(self.bm)
+
+    @property
+    def warps(self) -> int:
+        """Those that multiply."""
+        return warps_of(self.bm)
+
+    def steps(self, k_bytes: int) -> int:
+        """Stages of a tile, for rows of `k_bytes` of x."""
+        return -(-k_bytes // ROW)
+
+    def stores(self, counts: Sequence[int]) -> bool:
+        """Whether projections of so many columns, side by side in y, can be stored."""
+        return not self.mapped or all(n % 8 == 0 for n in counts)
+
+    def begins(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """Where projections of so many columns begin and the last ends, if each begins at a tile of its own."""
+        wide = self.bn * self.cluster
+        return tuple(accumulate((*(round_up(n, wide) for n in counts[:-1]), counts[-1]), initial=0))
 
     def blocks(self, m: int, n: int) -> int:
         """Tiles of y, those of clusters that have blocks to spare too."""
         return -(-m // self.bm) * -(-n // (self.bn * self.cluster)) * self.cluster
 
-    def grid(self, m: int, n: int, sms: int) -> int:
-        """Blocks of a launch: no more than run at once."""
-        return min(self.blocks(m, n), self.at_once(sms))
+    def grid(self, m: int, n: int, k_bytes: int, sms: int, cut: bool) -> int:
+        """Blocks of a launch: no more than run at once; where tiles are cut, whole groups of one for each row of tiles,
+        which have LEAST stages each."""
+        if not cut:
+            return min(self.blocks(m, n), self.at_once(sms))
+        group = -(-m // self.bm) * self.cluster
+        shares = max(self.blocks(m, n) // group * self.steps(k_bytes) // LEAST, 1)
+        return min(shares, self.at_once(sms) // group) * group
 
     def at_once(self, sms: int) -> int:
         """Blocks that a card runs at once; 0 where not one cluster fits. SMs come in groups of 16 or 18, in which
@@ -64,27 +93,63 @@ class Tile:
         whole = sms // GROUP * GROUP if self.cluster > 2 and sms >= GROUP else sms
         return whole // self.cluster * self.cluster
 
+    def step_clocks(self, m: int, blocks: int, target: Target, pipe: str) -> float:
+        """Predicted clocks of a stage, with so many blocks."""
+        per_row = ROW if pipe == "mma_e4m3" else ROW // 2
+        return (
+            STEP
+            + self.exposed
+            + max(
+                self.bm * self.bn * per_row / element_rate(target, pipe),
+                self.bm // GROUP_ROWS * (GROUP_ROWS + self.bn) * ROW / SHARED_BYTES,
+                (self.bm / self.cluster + self.bn) * ROW / L2_BYTES,
+                self.bn * ROW / (PULL * read_share(target)) if m <= self.bm else 0.0,
+            )
+        )
+
+    def read_clocks(self, n: int, k_bytes: int, target: Target) -> float:
+        """Clocks of reading W."""
+        return n * k_bytes / (target.sms * read_share(target))
+
+    def busiest(self, m: int, n: int, k_bytes: int, target: Target, pipe: str, cut: bool) -> float:
+        """Predicted clocks of the busiest SM, whose tiles are whole or cut into equal shares."""
+        tiles, steps, grid = self.blocks(m, n), self.steps(k_bytes), self.grid(m, n, k_bytes, target.sms, cut)
+        step, turns = self.step_clocks(m, grid, target, pipe), -(-tiles // self.at_once(target.sms))
+        if not cut:
+            return turns * (steps * step + FIXED)
+        meeting = MEETING * (1 + -(-grid // tiles)) + 8 * self.bm * self.bn / L2_BYTES
+        return -(-tiles * steps // grid) * step + turns * FIXED + meeting
+
+    def cut(self, m: int, n: int, k_bytes: int, target: Target, pipe: str) -> bool:
+        """Whether tiles that would leave SMs idle are better cut, of which a row of tiles takes at most every other."""
+        if 2 * -(-m // self.bm) * self.cluster > self.at_once(target.sms):
+            return False
+        whole, shared = (self.busiest(m, n, k_bytes, target, pipe, cut) for cut in (False, True))
+        return shared < whole
+
     def clocks(self, m: int, n: int, k_bytes: int, target: Target, pipe: str) -> tuple[float, float]:
         """Predicted clocks of a launch over rows of `k_bytes` of x and W, not below those of reading W; and those of
         the busiest SM alone."""
-        hertz = clock(target)
-        share = target.read_rate.value / (target.sms * hertz)
-        element_rate = target.math[pipe].value / (2 * target.sms * hertz)
-        per_row = ROW if pipe == "mma_e4m3" else ROW // 2
-        step = STEP + max(
-            self.bm * self.bn * per_row / element_rate,
-            self.bm // GROUP_ROWS * (GROUP_ROWS + self.bn) * ROW / SHARED_BYTES,
-            (self.bm / self.cluster + self.bn) * ROW / L2_BYTES,
-            self.bn * ROW / (PULL * share) if m <= self.bm else 0.0,
-        )
-        busy = -(-self.blocks(m, n) // self.at_once(target.sms)) * (-(-k_bytes // ROW) * step + FIXED)
-        return max(busy, n * k_bytes / (target.sms * share)), busy
+        busy = self.busiest(m, n, k_bytes, target, pipe, self.cut(m, n, k_bytes, target, pipe))
+        return max(busy, self.read_clocks(n, k_bytes, target)), busy
 
 
-def ordered(tiles: Iterable[Tile], m: int, n: int, k_bytes: int, target: Target, pipe: str) -> list[Tile]:
-    """Tiles that may store y of n columns and whose clusters fit, the fastest by the model first; equal ones as they
-    came; none where the target has no such pipe."""
+def read_share(target: Target) -> float:
+    """Bytes of device memory a clock that an SM gets while all read."""
+    return target.read_rate.value / (target.sms * clock(target))
+
+
+def element_rate(target: Target, pipe: str) -> float:
+    """Multiply-adds a clock of an SM."""
+    return target.math[pipe].value / (2 * target.sms * clock(target))
+
+
+def ordered(
+    tiles: Iterable[Tile], m: int, counts: Sequence[int], k_bytes: int, target: Target, pipe: str
+) -> list[Tile]:
+    """Tiles that may store y, of projections of `counts` columns, and whose clusters fit, the fastest by the model
+    first; equal ones as they came; none where the target has no such pipe."""
     if pipe not in target.math:
         return []
-    fit = [t for t in tiles if (not t.mapped or n % 8 == 0) and t.at_once(target.sms)]
-    return sorted(fit, key=lambda t: t.clocks(m, n, k_bytes, target, pipe))
+    fit = [t for t in tiles if t.stores(counts) and t.at_once(target.sms)]
+    return sorted(fit, key=lambda t: t.clocks(m, t.begins(counts)[-1], k_bytes, target, pipe))

@@ -79,6 +79,6 @@ def gemm_bf16(
             L.cp_async_commit()
             at = after(at)
             to = after(to)
-        store(y, acc, row0 + wm + (lane >> 2), col0 + wn + 2 * (lane & 3), m, n, L.f32(1))
+        store(y, acc, row0 + wm + (lane >> 2), col0 + wn + 2 * (lane & 3), m, n, n, L.f32(1))
 
     return kernel

@@ -108,6 +108,6 @@ def gemm_fp8_block(
             if step & 1 or step == steps - 1:
                 acc = scaled_add(acc, part, load_scale(scales, grid + (step >> 1) * across))
                 part = L.zeros(count)
-        store(y, acc, row0 + wm + (lane >> 2), col0 + wn + 2 * t, m, n, L.f32(1))
+        store(y, acc, row0 + wm + (lane >> 2), col0 + wn + 2 * t, m, n, n, L.f32(1))
 
     return kernel

@@ -124,6 +124,6 @@ def gemm_nvfp4(
         alpha = L.ldg_f32(tensor_scale, 0)
         if reciprocal:
             alpha = L.div_rn(L.f32(1), alpha)
-        store(y, acc, row0 + wm + (lane >> 2), col0 + wn + 2 * t, m, n, alpha)
+        store(y, acc, row0 + wm + (lane >> 2), col0 + wn + 2 * t, m, n, n, alpha)
 
     return kernel

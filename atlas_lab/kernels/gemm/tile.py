@@ -113,14 +113,15 @@ def axpy(count: int):
 
 @functools.cache
 def storer(m_tiles: int, n_tiles: int, pairs: bool):
-    """A device function that stores a warp's accumulators as BF16: `(y, acc, row, col, m, n, alpha)`.
+    """A device function that stores a warp's accumulators as BF16: `(y, acc, row, col, m, n, pitch, alpha)`,
+    of rows `pitch` elements apart.
 
     `row`, `col` are the lane's first (row lane/4, column 2·(lane%4) of the warp's tile). `pairs` stores two columns
-    at a time: n must be even.
+    at a time: n and pitch must be even.
     """
 
     @L.device
-    def run(y, acc, row, col, m, n, alpha):
+    def run(y, acc, row, col, m, n, pitch, alpha):
         for i in L.unroll(m_tiles):
             for j in L.unroll(n_tiles):
                 for h in L.unroll(2):
@@ -128,7 +129,7 @@ def storer(m_tiles: int, n_tiles: int, pairs: bool):
                     r = row + 16 * i + 8 * h
                     c = col + 8 * j
                     if r < m and c < n:
-                        to = L.i64(r) * n + c
+                        to = L.i64(r) * pitch + c
                         if pairs:
                             L.stg_bf16x2(y, to, acc[at] * alpha, acc[at + 1] * alpha)
                         else:

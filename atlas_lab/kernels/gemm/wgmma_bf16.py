@@ -5,22 +5,28 @@ stored; each warpgroup multiplies 64 rows, one group of products in flight while
 """
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, ring, roles, threads_of
+from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of, store_one_of
+from atlas_lab.kernels.gemm.wgmma_parts import meeting
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, ring, roles, threads_of, warps_of
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, map_storer, thread_storer
-from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
+from atlas_lab.kernels.gemm.wgmma_walk import alike, loader, own_group, uniform, walk
+from atlas_lab.kernels.gemv.stream import one_of
 
 BK = ROW // 2  # K of one stage
 PRODUCTS = BK // 16
 
 
 @L.family
-def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, cluster: int = 1, raster: int = 16):
+def wgmma_bf16(
+    bm: int, bn: int, stages: int, mapped: bool = True, cluster: int = 1, raster: int = 16, joined: bool = False
+):
     """x BF16 `[m, k]`, W BF16 `[n, k]` as maps of boxes `[bm / cluster, 64]` and `[bn, 64]` swizzled by 128 bytes; y
     BF16 `[m, n]`, with `mapped` as a map of boxes `[16, 64]` so swizzled (bn a multiple of 64, n of 8), else row-major
     and any n; any m, k a multiple of 8.
 
     Tiles of bm (64 or 128) x bn (a multiple of 8 up to 256) outputs, of neighbours in a row by the blocks of a cluster,
-    which share their loads of x; sums run in ascending K, 16 at a time, in FP32.
+    which share their loads of x; sums run in ascending K, 16 at a time, in FP32. `joined`: three weights and parts of
+    y, alike or the last again, as in `wgmma_joined`; with `mapped` each begins at a multiple of 8 columns.
     """
     consumers = bm // GROUP_ROWS
     stage = (bm + bn) * ROW
@@ -28,9 +34,9 @@ def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, cluster: int 
     of_stages = ring(stages, stage, out_at + 4 * consumers * WARP_BYTES * mapped, bm, cluster)
     of_tiles = walk(bm, bn, raster, cluster)
     multiply, wait, count = L.wgmma(L.bf16, bn), L.wgmma_wait(bn // 2), bn // 2
-    store_map = map_storer(bn, out_at) if mapped else None
+    store_map = map_storer(bn, out_at, store_one_of if joined else L.tma_store_2d) if mapped else None
     store_threads = None if mapped else thread_storer(bn)
-
+    parts_of = meeting(warps_of(bm), count, cluster)
     loading, multiplying = roles(bm)
 
     @L.device
@@ -41,63 +47,122 @@ def wgmma_bf16(bm: int, bn: int, stages: int, mapped: bool = True, cluster: int 
     def bring_x(s, x, row0, step):
         of_stages.rows(s * stage, x, row0, step * BK, s)
 
-    load = loader(of_stages, of_tiles, BK, stages, bring_w, bring_x)
+    load = loader(of_stages, of_tiles, BK, stages, bring_of(bring_w) if joined else bring_w, bring_x)
 
-    @L.kernel(launch_bounds=(threads_of(bm, cluster), 1))
-    def kernel(
-        x: L.InMap[L.bf16],
-        w: L.InMap[L.bf16],
-        y: (L.OutMap if mapped else L.Out)[L.bf16],
-        m: L.i32,
-        n: L.i32,
-        k: L.i32,
-    ):
+    @L.device
+    def store_alone(into, acc, row, col, m):
+        y, n = into
+        if mapped:
+            store_map(y, acc, L.warp_id(), row, col)
+        else:
+            store_threads(y, acc, row, col, m, n, n, n)
+
+    @L.device
+    def store_part(into, acc, row, col, m):
+        y, n, borders = into
+        which, inside, count = part_of(col, n, borders)
+        if mapped:
+            store_map((y[0], y[1], y[2], which), acc, L.warp_id(), row, inside)
+        else:
+            here = one_of(which, y[0], y[1], y[2])
+            pitch, first, second = borders[2], borders[3], borders[4]
+            store_threads(here, acc, row, inside, m, count, pitch, L.i32(pitch | first | second))
+
+    store = store_part if joined else store_alone
+
+    @L.device
+    def run(x, w, into, parts, flags, m, n, k, cut):
+        """All that the kernel does; n as the walk counts."""
         of_stages.begin()
-        group = L.warpgroup_id()
+        group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
-                load(w, x, m, n, k)
-            elif cluster > 1 and L.warpgroup_thread() >= 32 and L.warpgroup_thread() < 64:
-                of_stages.forward(of_tiles.mine(m, n) * L.i32((k + BK - 1) // BK))
+                load(w, x, m, n, k, cut)
         else:
             multiplying()
             tiles = L.dynamic_shared(L.u8, 0)
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32((k + BK - 1) // BK)
-            i, last = of_tiles.first(), of_tiles.count(m, n)
-            while i < last:
-                row0, col0 = of_tiles.at(i, m, n)
-                row0 = L.i32(row0 + GROUP_ROWS * group)
+            at = of_tiles.first(m, n, steps, cut)
+            tile, begin, end = uniform(of_tiles.part(at, steps))
+            while begin < end:
+                row0, col0 = of_tiles.at(tile, m, n)
+                row0 = alike(row0 + GROUP_ROWS * group)
                 if row0 < m:
                     acc = L.zeros(count)
-                    for step in range(steps):
+                    for step in range(begin, end):
                         of_stages.take(s, phase)
                         a = L.matrix_descriptor(tiles, s * stage + group * GROUP_BYTES, 128, 16, 1024)
                         b = L.matrix_descriptor(tiles, s * stage + bm * ROW, 128, 16, 1024)
                         L.wgmma_fence()
                         for j in L.unroll(PRODUCTS):
-                            more = L.i32(step + j > 0)
+                            more = L.i32(step > begin) if j == 0 else L.i32(1)
                             acc = multiply(acc, L.descriptor_advance(a, 32 * j), L.descriptor_advance(b, 32 * j), more)
                         L.wgmma_commit()
                         acc = wait(acc, 1)
-                        if step > 0:
+                        if step > begin:
                             of_stages.release(of_stages.before(s))
                         s, phase = of_stages.after(s, phase)
                     acc = wait(acc, 0)
                     of_stages.release(of_stages.before(s))
                     row = row0 + 16 * (L.warp_id() & 3)
-                    if mapped:
-                        store_map(y, acc, L.warp_id(), row, col0)
+                    if end < steps:
+                        parts_of.leave(parts, flags, acc, L.warp_id())
                     else:
-                        store_threads(y, acc, row, col0, m, n)
+                        if begin > 0:
+                            acc = parts_of.add(parts, flags, acc, L.warp_id(), at, tile, begin, steps)
+                        store(into, acc, row, col0, m)
                 else:  # all its rows lie past x: nothing to multiply
-                    for _ in range(steps):
+                    for _ in range(begin, end):
                         of_stages.take(s, phase)
                         of_stages.release(s)
                         s, phase = of_stages.after(s, phase)
-                i = of_tiles.after(i)
+                at = of_tiles.after(at, steps)
+                tile, begin, end = uniform(of_tiles.part(at, steps))
             if mapped and L.lane_id() == 0:
                 L.bulk_wait_read(0)
+
+    if joined:
+
+        @L.kernel(launch_bounds=(threads_of(bm), 1))
+        def kernel_of_three(
+            x: L.InMap[L.bf16],
+            w0: L.InMap[L.bf16],
+            w1: L.InMap[L.bf16],
+            w2: L.InMap[L.bf16],
+            y0: (L.OutMap if mapped else L.Out)[L.bf16],
+            y1: (L.OutMap if mapped else L.Out)[L.bf16],
+            y2: (L.OutMap if mapped else L.Out)[L.bf16],
+            parts: L.InOut[L.f32],
+            flags: L.InOut[L.u32],
+            m: L.i32,
+            n: L.i32,
+            k: L.i32,
+            cut: L.i32,
+            one: L.i32,
+            two: L.i32,
+            columns: L.i32,
+            first: L.i32,
+            second: L.i32,
+        ):
+            into = ((y0, y1, y2), n, (one, two, columns, first, second))
+            run(x, (w0, w1, w2, one, two), into, parts, flags, m, n, k, cut)
+
+        return kernel_of_three
+
+    @L.kernel(launch_bounds=(threads_of(bm), 1))
+    def kernel(
+        x: L.InMap[L.bf16],
+        w: L.InMap[L.bf16],
+        y: (L.OutMap if mapped else L.Out)[L.bf16],
+        parts: L.InOut[L.f32],
+        flags: L.InOut[L.u32],
+        m: L.i32,
+        n: L.i32,
+        k: L.i32,
+        cut: L.i32,
+    ):
+        run(x, w, (y, n), parts, flags, m, n, k, cut)
 
     return kernel

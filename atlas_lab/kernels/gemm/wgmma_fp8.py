@@ -7,13 +7,15 @@ added up in FP32, so that what the matrix unit drops of a long sum stays small.
 import functools
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, ring, roles, threads_of
+from atlas_lab.kernels.gemm.wgmma_parts import meeting
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, ring, roles, threads_of, warps_of
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, map_storer, thread_storer
-from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
+from atlas_lab.kernels.gemm.wgmma_walk import alike, loader, own_group, uniform, walk
 
 BK = ROW  # K of one stage: a column of W's grid of scales, a group of x's
 PRODUCTS = BK // 32
 BLOCK = 128  # rows of W under one scale
+MOST_AHEAD = 128  # columns of which a thread can hold three sets of sums
 
 
 def grid_rows(bn: int) -> int:
@@ -61,7 +63,7 @@ def wgmma_fp8(
     """
     if grid_rows(bn) > 2:
         raise ValueError(f"wgmma_fp8: found {bn} columns, which lie in {grid_rows(bn)} rows of scales, expected 1 or 2")
-    two = grid_rows(bn) == 2
+    two, ahead = grid_rows(bn) == 2, bn <= MOST_AHEAD
     consumers = bm // GROUP_ROWS
     stage = (bm + bn) * ROW
     out_at = stages * stage
@@ -73,7 +75,7 @@ def wgmma_fp8(
     add = scaled_add(count)
     store_map = map_storer(bn, out_at) if mapped else None
     store_threads = None if mapped else thread_storer(bn)
-
+    parts_of = meeting(warps_of(bm), count, cluster)
     loading, multiplying = roles(bm)
 
     @L.device
@@ -89,79 +91,122 @@ def wgmma_fp8(
 
     load = loader(of_stages, of_tiles, BK, stages, bring_w, bring_x)
 
-    @L.kernel(launch_bounds=(threads_of(bm, cluster), 1))
+    @L.device
+    def products(part, s, group):
+        """Begins the stage's."""
+        tiles = L.dynamic_shared(L.u8, 0)
+        a = L.matrix_descriptor(tiles, s * stage + group * GROUP_BYTES, 128, 16, 1024)
+        b = L.matrix_descriptor(tiles, s * stage + bm * ROW, 128, 16, 1024)
+        L.wgmma_fence()
+        for j in L.unroll(PRODUCTS):
+            part = multiply(part, L.descriptor_advance(a, 32 * j), L.descriptor_advance(b, 32 * j), L.i32(j > 0))
+        L.wgmma_commit()
+        return part
+
+    @L.device
+    def factors(scales, of_block, column, of_rows, at):
+        """x's scales of a thread's two rows times W's, left of the border and from there on."""
+        left = load_scale(scales, of_block[0] + column)
+        right = load_scale(scales, of_block[1] + column) if two else left
+        u, v = L.lds_f32(of_rows, at), L.lds_f32(of_rows, at + 8)
+        L.cuda.syncwarp()  # all lanes have their scales: the stage is released after this
+        return L.mul_rn(u, left), L.mul_rn(v, left), L.mul_rn(u, right), L.mul_rn(v, right)
+
+    @L.kernel(launch_bounds=(threads_of(bm), 1))
     def kernel(
         x: L.InMap[L.e4m3],
         w: L.InMap[L.e4m3],
         x_scales: L.InMap[L.f32],
         scales: L.In[scale],
         y: (L.OutMap if mapped else L.Out)[L.bf16],
+        parts: L.InOut[L.f32],
+        flags: L.InOut[L.u32],
         m: L.i32,
         n: L.i32,
         k: L.i32,
+        cut: L.i32,
         down: L.i32,
         across: L.i32,
     ):
         of_stages.begin()
-        group = L.warpgroup_id()
+        group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
-                load(w, (x, x_scales), m, n, k)
-            elif cluster > 1 and L.warpgroup_thread() >= 32 and L.warpgroup_thread() < 64:
-                of_stages.forward(of_tiles.mine(m, n) * L.i32((k + BK - 1) // BK))
+                load(w, (x, x_scales), m, n, k, cut)
         else:
             multiplying()
-            tiles, of_rows = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.f32, scales_at)
+            of_rows = L.dynamic_shared(L.f32, scales_at)
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32((k + BK - 1) // BK)
             mine = L.i32(16 * L.warp_id() + (L.lane_id() >> 2))  # of the tile's rows, and 8 further
-            i, last = of_tiles.first(), of_tiles.count(m, n)
-            while i < last:
-                row0, col0 = of_tiles.at(i, m, n)
-                row0 = L.i32(row0 + GROUP_ROWS * group)
+            at = of_tiles.first(m, n, steps, cut)
+            tile, begin, end = uniform(of_tiles.part(at, steps))
+            while begin < end:
+                row0, col0 = of_tiles.at(tile, m, n)
+                row0 = alike(row0 + GROUP_ROWS * group)
                 if row0 < m:
                     first = min(L.i32(col0 >> 7), L.i32((n - 1) >> 7))
                     second = min(first + 1, L.i32((n - 1) >> 7))
                     border = L.i32((BLOCK * (first + 1) - col0) >> 3) if two else L.i32(count)
                     acc = L.zeros(count)
-                    part = L.zeros(count)
-                    for step in range(steps):
-                        left = load_scale(scales, first * down + step * across)
-                        right = load_scale(scales, second * down + step * across) if two else left
-                        of_stages.take(s, phase)
-                        a = L.matrix_descriptor(tiles, s * stage + group * GROUP_BYTES, 128, 16, 1024)
-                        b = L.matrix_descriptor(tiles, s * stage + bm * ROW, 128, 16, 1024)
-                        L.wgmma_fence()
-                        for j in L.unroll(PRODUCTS):
-                            part = multiply(
-                                part, L.descriptor_advance(a, 32 * j), L.descriptor_advance(b, 32 * j), L.i32(j > 0)
-                            )
-                        L.wgmma_commit()
-                        u = L.lds_f32(of_rows, s * bm + mine)
-                        v = L.lds_f32(of_rows, s * bm + mine + 8)
-                        part = wait(part, 0)
-                        L.cuda.syncwarp()  # all lanes have their scales
-                        of_stages.release(s)
-                        s, phase = of_stages.after(s, phase)
-                        factors = (
-                            L.mul_rn(u, left),
-                            L.mul_rn(v, left),
-                            L.mul_rn(u, right),
-                            L.mul_rn(v, right),
-                        )
-                        acc = add(acc, part, factors, border)
-                    row = row0 + 16 * (L.warp_id() & 3)
-                    if mapped:
-                        store_map(y, acc, L.warp_id(), row, col0)
+                    of_block = (L.i32(first * down), L.i32(second * down))
+                    if ahead:
+                        # two sets of sums: one is scaled and added while the products of the other run
+                        p, q = L.zeros(count), L.zeros(count)
+                        step = begin
+                        if (end - begin) & 1:
+                            of_stages.take(s, phase)
+                            p = products(p, s, group)
+                            for_p = factors(scales, of_block, step * across, of_rows, s * bm + mine)
+                            p = wait(p, 0)
+                            of_stages.release(s)
+                            s, phase = of_stages.after(s, phase)
+                            acc = add(acc, p, for_p, border)
+                            step = L.i32(step + 1)
+                        while step < end:
+                            of_stages.take(s, phase)
+                            p = products(p, s, group)
+                            for_p = factors(scales, of_block, step * across, of_rows, s * bm + mine)
+                            s, phase = of_stages.after(s, phase)
+                            of_stages.take(s, phase)
+                            q = products(q, s, group)
+                            for_q = factors(scales, of_block, (step + 1) * across, of_rows, s * bm + mine)
+                            p = wait(p, 1)
+                            of_stages.release(of_stages.before(s))
+                            acc = add(acc, p, for_p, border)
+                            q = wait(q, 0)
+                            of_stages.release(s)
+                            s, phase = of_stages.after(s, phase)
+                            acc = add(acc, q, for_q, border)
+                            step = L.i32(step + 2)
                     else:
-                        store_threads(y, acc, row, col0, m, n)
+                        part = L.zeros(count)
+                        for step in range(begin, end):
+                            of_stages.take(s, phase)
+                            part = products(part, s, group)
+                            f = factors(scales, of_block, step * across, of_rows, s * bm + mine)
+                            part = wait(part, 0)
+                            of_stages.release(s)
+                            s, phase = of_stages.after(s, phase)
+                            acc = add(acc, part, f, border)
+                    row = row0 + 16 * (L.warp_id() & 3)
+                    if end < steps:
+                        parts_of.leave(parts, flags, acc, L.warp_id())
+                    else:
+                        if begin > 0:
+                            acc = parts_of.add(parts, flags, acc, L.warp_id(), at, tile, begin, steps)
+                        if mapped:
+                            store_map(y, acc, L.warp_id(), row, col0)
+                        else:
+                            store_threads(y, acc, row, col0, m, n, n, n)
                 else:  # all its rows lie past x: nothing to multiply
-                    for _ in range(steps):
+                    for _ in range(begin, end):
                         of_stages.take(s, phase)
                         of_stages.release(s)
                         s, phase = of_stages.after(s, phase)
-                i = of_tiles.after(i)
+                at = of_tiles.after(at, steps)
+                tile, begin, end = uniform(of_tiles.part(at, steps))
             if mapped and L.lane_id() == 0:
                 L.bulk_wait_read(0)
 

@@ -1,11 +1,16 @@
-"""Repacked NVFP4 as operand A of warpgroup products, in ascending K: weights `repacked_nvfp4` makes for mma.sync.
+"""Repacked NVFP4 as operand A of warpgroup products: weights `repacked_nvfp4` makes for mma.sync.
 
-There a lane owns a group of 16 K and permutes x alike. Here x is operand B, which a descriptor reads in chunks of 8 K,
-pair t of every chunk for lane 4g + t; a copy engine cannot move pairs about, a launch that does costs a read and a
-write of x, and a second copy of the weights their size. But a lane can take its pairs from what all four lanes of its
-quad own: 16 bytes are the group of 16 that one product covers, of which registers 2t and 2t + 1 of either pair of words
-are pair t of the group's first and second chunk, rows g and g + 8.
+There a lane owns a group of 16 K and permutes x alike: product j of a half unit takes 4 K, from 4·j on, of each of the
+groups of a quad. Here x is operand B, which a descriptor reads in chunks of 8 K, pair t of every chunk for lane 4g + t;
+a copy engine cannot move pairs about.
+
+`in_lanes_order`: x was put into that order by a launch before, and a lane loads what it owns. `in_order`: x is as it
+was, and a lane takes its pairs from what all four lanes of its quad own, four times the shared memory's bandwidth and a
+third more instructions, which many rows of x hide: 16 bytes are the group of 16 that one product covers, of which
+registers 2t and 2t + 1 of either pair of words are pair t of the group's first and second chunk, rows g and g + 8.
 """
+
+from typing import NamedTuple
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemv.mma_lanes import SCALE_BIAS
@@ -34,8 +39,8 @@ _SECOND_0, _SECOND_8 = _FROM_SECOND
 
 
 @L.device
-def pick_of(lane):
-    """What `weights` needs to know of a lane: for rows g and g + 8, the bits of both words and their rotation."""
+def _pick_of(lane):
+    """For rows g and g + 8, the bits of both words and their rotation."""
     t = lane & 3
     return (
         L.u32(_of_lane(t, _FIRST_0)),
@@ -55,22 +60,70 @@ def _codes(first, second, from_first, from_second, turn):
 
 
 @L.device
-def weights(unit, at, group, pick, scales):
-    """A fragment (m64n*k16) of group 0 to 7 of the unit at byte `at` of `unit`, times 2^-8: exact in BF16. `scales` are
-    the unit's for the lane's rows, four words."""
-    q = L.lds_v4_b32(unit, at + 512 * (group // 4) + 64 * (L.lane_id() >> 2) + 16 * (group % 4))
-    s = scales[group % 4]
-    low = L.u32(L.prmt(s, 0, 0x4040 + 0x202 * (group // 4)) * 16 + SCALE_BIAS)
-    high = L.u32(L.prmt(s, 0, 0x4141 + 0x202 * (group // 4)) * 16 + SCALE_BIAS)
-    return (
-        L.bmul2(_codes(q[0], q[1], pick[0], pick[1], pick[2]), low),
-        L.bmul2(_codes(q[0], q[1], pick[3], pick[4], pick[5]), high),
-        L.bmul2(_codes(q[2], q[3], pick[0], pick[1], pick[2]), low),
-        L.bmul2(_codes(q[2], q[3], pick[3], pick[4], pick[5]), high),
-    )
+def _factors(s, half):
+    """The block scales of word s for a lane's upper and lower row, twice each, made BF16."""
+    low = L.u32(L.prmt(s, 0, 0x4040 + 0x202 * half) * 16 + SCALE_BIAS)
+    return low, L.u32(L.prmt(s, 0, 0x4141 + 0x202 * half) * 16 + SCALE_BIAS)
 
 
 @L.device
-def scales_of(unit, at):
-    """The block scales of the unit at byte `at` of `unit` for the lane's rows."""
+def _weights_in_order(unit, at, half, pick, scales):
+    out = ()
+    for group in L.unroll(4):
+        q = L.lds_v4_b32(unit, at + 512 * half + 64 * (L.lane_id() >> 2) + 16 * group)
+        low, high = _factors(scales[group], half)
+        made = (
+            L.bmul2(_codes(q[0], q[1], pick[0], pick[1], pick[2]), low),
+            L.bmul2(_codes(q[0], q[1], pick[3], pick[4], pick[5]), high),
+            L.bmul2(_codes(q[2], q[3], pick[0], pick[1], pick[2]), low),
+            L.bmul2(_codes(q[2], q[3], pick[3], pick[4], pick[5]), high),
+        )
+        out = out + (made,)
+    return out
+
+
+@L.device
+def _scales_in_order(unit, at):
     return L.lds_v4_b32(unit, at + SCALES_AT + 16 * (L.lane_id() >> 2))
+
+
+@L.device
+def _weights_in_lanes_order(unit, at, half, pick, scales):
+    q = L.lds_v4_b32(unit, at + 512 * half + 16 * L.lane_id())
+    low, high = _factors(scales, half)
+    out = ()
+    for p in L.unroll(2):
+        c = L.e2m1x16_small(q[2 * p], q[2 * p + 1])
+        for j in L.unroll(2):
+            made = (
+                L.bmul2(c[4 * j], low),
+                L.bmul2(c[4 * j + 1], high),
+                L.bmul2(c[4 * j + 2], low),
+                L.bmul2(c[4 * j + 3], high),
+            )
+            out = out + (made,)
+    return out
+
+
+@L.device
+def _scales_in_lanes_order(unit, at):
+    return L.lds_b32(unit, at + SCALES_AT + 4 * L.lane_id())
+
+
+@L.device
+def _nothing(lane):
+    return L.u32(0)
+
+
+class Lanes(NamedTuple):
+    """Device functions over the unit at byte `at` of `unit`: `pick(lane)`, what `weights` needs to know of a lane;
+    `scales(unit, at)`, the block scales of its rows; `weights(unit, at, half, pick, scales)`, the four fragments
+    (m64n*k16) of a half of 64 K, times 2^-8: exact in BF16."""
+
+    pick: L.DeviceFunction
+    scales: L.DeviceFunction
+    weights: L.DeviceFunction
+
+
+in_order = Lanes(_pick_of, _scales_in_order, _weights_in_order)
+in_lanes_order = Lanes(_nothing, _scales_in_lanes_order, _weights_in_lanes_order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.tile import storer
@@ -14,9 +15,10 @@ WARP_BYTES = 2 * OUT_BYTES  # one box is filled while the other is stored
 
 
 @functools.cache
-def map_storer(bn: int, out_at: int):
+def map_storer(bn: int, out_at: int, send: Any = L.tma_store_2d):
     """A device function `(y, acc, warp, row, col)`: y a map of boxes [16, 64], `warp` the number among those that
     consume, `row` and `col` the first of its 16 x bn outputs. Its memory lies from byte `out_at`, WARP_BYTES a warp.
+    `send` stores a box, where y is not one map what it takes.
 
     Stores are still read when it returns: lane 0 waits for that before it exits (`bulk_wait_read`). Raises ValueError
     where boxes do not divide the columns or its memory starts within what a swizzle repeats after.
@@ -49,7 +51,7 @@ def map_storer(bn: int, out_at: int):
             L.fence_proxy_async()
             L.cuda.syncwarp()
             if lane == 0:
-                L.tma_store_2d(y, (row, col + OUT_COLUMNS * c), out, warp * WARP_BYTES + box)
+                send(y, (row, col + OUT_COLUMNS * c), out, warp * WARP_BYTES + box)
                 L.bulk_commit()
 
     return run
@@ -57,15 +59,16 @@ def map_storer(bn: int, out_at: int):
 
 @functools.cache
 def thread_storer(bn: int):
-    """A device function `(y, acc, row, col, m, n)`: y row-major, any n; `row` and `col` as above."""
+    """A device function `(y, acc, row, col, m, n, pitch, odd)`: y of n columns, rows `pitch` elements apart; `row` and
+    `col` as above; `odd` is odd where y's address, n or pitch are no multiples of two elements."""
     pairs, singles = storer(1, bn // 8, True), storer(1, bn // 8, False)
 
     @L.device
-    def run(y, acc, row, col, m, n):
+    def run(y, acc, row, col, m, n, pitch, odd):
         r, c = row + (L.lane_id() >> 2), col + 2 * (L.lane_id() & 3)
-        if n & 1:
-            singles(y, acc, r, c, m, n, L.f32(1))
+        if odd & 1:
+            singles(y, acc, r, c, m, n, pitch, L.f32(1))
         else:
-            pairs(y, acc, r, c, m, n, L.f32(1))
+            pairs(y, acc, r, c, m, n, pitch, L.f32(1))
 
     return run

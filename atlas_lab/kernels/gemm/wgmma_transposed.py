@@ -12,10 +12,12 @@ TURN_BYTES = 2 * SIDE * SIDE  # of a warp
 
 
 @functools.cache
-def transposed_storer(bm: int, out_at: int):
-    """A device function `(y, acc, warp, row, col, m, n, alpha)`: `warp` the number among those that consume, `row` and
-    `col` the first of its bm x 16 outputs, which are the sums times LIFT, then alpha. Its memory lies from byte
-    `out_at`, TURN_BYTES a warp. Raises ValueError for a bm that is no multiple of 16 and memory not so aligned.
+def transposed_storer(bm: int, out_at: int, lift: float = LIFT):
+    """A device function `(y, acc, warp, row, col, m, n, pitch, odd, alphas)`: y of n columns, its rows `pitch` elements
+    apart; `warp` the number among those that consume, `row` and `col` the first of its bm x 16 outputs, which are the
+    sums times `lift`, then the alpha of the lane's column of y, that of g or of g + 8; `odd` is a multiple of 8 where
+    y's address, n and pitch are multiples of 8 elements. Its memory lies from byte `out_at`, TURN_BYTES a warp. Raises
+    ValueError for a bm that is no multiple of 16 and memory not so aligned.
     """
     if bm % SIDE:
         raise ValueError(f"transposed_storer: found {bm} rows of x, expected a multiple of {SIDE}")
@@ -23,7 +25,13 @@ def transposed_storer(bm: int, out_at: int):
         raise ValueError(f"transposed_storer: found memory from byte {out_at}, expected a multiple of {SIDE}")
 
     @L.device
-    def run(y, acc, warp, row, col, m, n, alpha):
+    def scaled(value, alpha):
+        if lift != 1:
+            value = L.mul_rn(value, L.f32(lift))
+        return L.mul_rn(value, alpha)
+
+    @L.device
+    def run(y, acc, warp, row, col, m, n, pitch, odd, alphas):
         out = L.dynamic_shared(L.u8, out_at)
         lane = L.lane_id()
         # 32 bytes a row of x, the 16-byte halves exchanged in rows 4 to 7 of 8: no two of 8 rows share a bank
@@ -36,17 +44,15 @@ def transposed_storer(bm: int, out_at: int):
             words = ()
             for j in L.unroll(4):
                 at = 8 * c + 2 * j
-                low = L.mul_rn(L.mul_rn(acc[at], L.f32(LIFT)), alpha)
-                high = L.mul_rn(L.mul_rn(acc[at + 1], L.f32(LIFT)), alpha)
-                words = words + (L.bf16x2(low, high),)
+                words = words + (L.bf16x2(scaled(acc[at], alphas[j & 1]), scaled(acc[at + 1], alphas[j & 1])),)
             L.stmatrix_x4_trans(out, to, words)
             L.cuda.syncwarp()
             v = L.lds_v4_b32(out, of)
             L.cuda.syncwarp()
             here = row + SIDE * c + mine
             if here < m and column < n:
-                first = L.i64(here) * n + column
-                if n & 7 == 0:
+                first = L.i64(here) * pitch + column
+                if odd & 7 == 0:
                     L.stg_v4_b32(y, first, v)
                 else:
                     for j in L.unroll(8):

@@ -10,14 +10,29 @@ THREADS = ROWS * LANES
 
 
 @L.kernel(launch_bounds=(THREADS, 4))
-def quantize_fp8_groups(x: L.In[L.bf16], codes: L.Out[L.e4m3], scales: L.Out[L.f32], m: L.i32, k: L.i32, pitch: L.i32):
+def quantize_fp8_groups(
+    x: L.In[L.bf16],
+    codes: L.Out[L.e4m3],
+    scales: L.Out[L.f32],
+    flags: L.Out[L.u32],
+    m: L.i32,
+    k: L.i32,
+    pitch: L.i32,
+    words: L.i32,
+):
     """x BF16 `[m, k]` to codes E4M3 `[m, k]` and scales F32 `[ceil(k/128), m]`, rows of which lie `pitch` apart; k a
-    multiple of 8. Block (i, g) makes group g of 16 rows from 16·i.
+    multiple of 8. Block (i, g) makes group g of 16 rows from 16·i. The first `words` flags become 0, for the product
+    whose blocks meet by them.
 
     A scale is max|x| / 448, 1 where that is 0; a code x / scale to nearest even, clamped to ±448. True divisions. A
     dependent launch may start at once.
     """
     L.grid_launch_dependents()
+    first = cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y
+    word = L.i32(first * THREADS + cuda.threadIdx.x)
+    while word < words:
+        L.stg_b32(flags, word, L.u32(0))
+        word = L.i32(word + cuda.gridDim.x * cuda.gridDim.y * THREADS)
     lane = L.i32(cuda.threadIdx.x) % LANES
     row = L.i32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // LANES)
     group = L.i32(cuda.blockIdx.y)

@@ -1,0 +1,59 @@
+"""What the arms share that compute the transposed product: W in registers, x in the order in which lanes own K."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atlas_lab.arms.wgmma.base import OnWarpgroups
+from atlas_lab.arms.wgmma.repacked_tiles import RepackedTile
+from atlas_lab.arms.wgmma.tiles import Tile
+from atlas_lab.core.call import Call
+from atlas_lab.core.launch import Launch
+from atlas_lab.core.target import Target
+from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tuning import Setting, chosen, setting
+from atlas_lab.kernels.lang import Kernel
+from atlas_lab.kernels.quantize.lanes_order import THREADS, order_for_lanes, order_grid
+
+FEW = (32, 64)  # rows of x of the tiles for so many, whose bn the setting is
+
+
+class Transposed(OnWarpgroups):
+    """Tiles of rows of x by rows of W, of which a warpgroup has 64."""
+
+    element_bytes, pipe = 2, "mma_bf16"
+    several: Sequence[tuple[int, int, int]]
+    """Rows of x and of W of the tiles for more than 64 rows, and the blocks of their clusters."""
+    made: type[RepackedTile] = RepackedTile
+    run: int
+    """Consecutive K that a lane owns."""
+
+    def tiles(self) -> tuple[list[Tile], list[Tile]]:
+        few: list[Tile] = [self.made(bm, bn) for bm in FEW for bn in self.narrow]
+        return few, [self.made(*form) for form in self.several]
+
+    def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
+        of_most = [t for t in self.tiles()[0] if t.bm == FEW[-1]]
+        return [setting(columns=t.bn) for t in self._ordered(of_most, FEW[-1], (n,), k, target)]
+
+    def tile(self, c: Call) -> Tile:
+        form = dict(chosen(self, c.n, c.k, c.context))
+        if c.m <= FEW[-1]:
+            return self.made(next(bm for bm in FEW if c.m <= bm), form["columns"])
+        return self._ordered(self._of_many(c), c.m, self.counts(c), c.k, c.context.target)[0]
+
+    def _of_many(self, c: Call) -> list[Tile]:
+        """The tiles that may serve a call of more than 64 rows."""
+        return self.tiles()[1]
+
+    @property
+    def order(self) -> Kernel:
+        return order_for_lanes(self.run)
+
+    def _order(self, c: Call, ordered: Tensor) -> Launch:
+        """The launch before the product, which puts x into the lanes' order and clears the flags."""
+        flags = c.scratch["flags"]
+        words = flags.elements if self._cut(c, self.tile(c)) else 0
+        args = (c.x, ordered, flags, c.k, words)
+        grid = order_grid(c.m, c.k, self.run)
+        return Launch(self.order, grid=grid, block=THREADS, args=args, label=f"{self.name} x")
