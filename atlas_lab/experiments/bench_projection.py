@@ -32,7 +32,7 @@ from atlas_lab.kernels.lang import cache
 from atlas_lab.runtime import probe, timing
 from atlas_lab.runtime.device import Device
 
-OURS, READ, PEER = "ours", "read", "peer"
+OURS, WHOLE, READ, PEER = "ours", "whole", "read", "peer"
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,15 @@ class Projections:
             ports = bench.ports(step)
             stack.callback(bench.release)
             device.upload(ports[step.call.x.data.name], x)
-            ours = timing.rotate(OURS, [bench.bind(step, ports, c) for c in rotated(bench, step, device.target.l2)])
-            stack.callback(ours.keep.close)
+            copies, alone = list(rotated(bench, step, device.target.l2)), product_of(step)
+            timed = [timing.rotate(OURS, [bench.bind(alone, ports, c) for c in copies])]
+            if alone is not step:
+                bench.bind(step, ports, copies[0]).run()
+                timed.append(timing.rotate(WHOLE, [bench.bind(step, ports, c) for c in copies]))
+            for t in timed:
+                stack.callback(t.keep.close)
             reader = stack.enter_context(probe.Reader(device, step.program.traffic, name=READ))
-            timed = [ours, reader.timed]
+            timed.append(reader.timed)
             peer = None
             for format in self._read_by_peer(case):
                 stored = bench_peer.stored(reference_of(case).file(format, cache.directory()))
@@ -146,6 +151,15 @@ class Projections:
             cell.must = musts(case, cell)
 
 
+def product_of(step: Step) -> Step:
+    """The step without the launches that quantize x, whose outputs a run of the whole left, and which then overlaps
+    with nothing before it; the step itself if it has none."""
+    first, *rest = (launch for launch in step.program.launches if not launch.quantizes)
+    if 1 + len(rest) == len(step.program.launches):
+        return step
+    return replace(step, program=replace(step.program, launches=(replace(first, pdl=False), *rest)))
+
+
 def _checked(step: Step, cell: BenchCell, parity: Parity, bench: Bench, x: np.ndarray) -> Any:
     """The step run once with everything checked: its output, and in the cell what it is worth."""
     cell.bytes, cell.flops = step.program.traffic, step.program.flops
@@ -166,6 +180,7 @@ def fill(cell: BenchCell, step: Step, blocks: dict[str, list[float]], target: Ta
     """Times, floor and share from the blocks of ours and of the read kernel."""
     cell.ours, cell.read = measured(blocks[OURS], seed), measured(blocks[READ], seed)
     cell.of_read = relative(blocks[READ], blocks[OURS], seed)
+    cell.whole = measured(blocks[WHOLE], seed) if WHOLE in blocks else None
     cell.floor_us, cell.bound_by = floor_of(cell.read.median_us, step.program.launches, target)
     cell.share = cell.floor_us / cell.ours.median_us
 

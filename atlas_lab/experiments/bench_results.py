@@ -68,8 +68,9 @@ class Must(Part):
 
 class BenchCell(Part):
     """One case. `read` is the read kernel over the same bytes in the same run; `floor_us` the larger of that and of the
-    operations over their pipe's rate, `share` floor over time. `used` says which projections of which models have the
-    shape; `peer_failed` why the peer gave no time."""
+    operations over their pipe's rate, `share` floor over time. `ours` is the product alone where launches before it
+    quantize x, as the peer's is, and `whole` the program with them. `used` says which projections of which models have
+    the shape; `peer_failed` why the peer gave no time."""
 
     name: str
     arm: str
@@ -85,6 +86,7 @@ class BenchCell(Part):
     launches: list[LaunchResult] = Field(default_factory=list)
     parity: ParityResult | None = None
     ours: Measured | None = None
+    whole: Measured | None = None
     read: Measured | None = None
     floor_us: float | None = None
     bound_by: str = ""

@@ -23,7 +23,7 @@ CHECKED = (
     "The error is that of a peer's whole output against the float64 product of what it multiplied: the weights it "
     "read, and x as it quantized it where it does, in time that is not counted."
 )
-TITLES = {"decode": "Decode: 1 to 16 rows"}
+TITLES = {"decode": "Decode: 1 to 16 rows", "prefill": "Prefill: 17 rows and more"}
 LOAD_HEAD = ("case", "load, ms", "copies, ms", "rate of the copies' [95 %]")
 HEAD = (
     *("case", "N", "K", "M", "ours, us", "read, us", "floor, us", "share of floor"),
@@ -52,7 +52,7 @@ def render(result: BenchResult, source: Path) -> str:
     head, row = (LOAD_HEAD, _load_row) if result.suite == "load" else (HEAD, _row)
     lines += _table(head, [row(c) for c in result.cells])
     lines += ["", "## What must hold", "", *_musts(result)]
-    lines += _rows(result) + _shapes(result) + _peers(result)
+    lines += _wholes(result) + _rows(result) + _shapes(result) + _peers(result)
     return "\n".join(lines) + "\n"
 
 
@@ -83,6 +83,17 @@ def _row(c: BenchCell) -> tuple[str, ...]:
         f"{c.share:.3f}",
         *peer,
     )
+
+
+def _wholes(result: BenchResult) -> list[str]:
+    """Programs that quantize x, with that."""
+    rows: list[tuple[str, ...]] = [
+        (c.arm, str(c.n), str(c.k), str(c.m), f"{c.ours.median_us:.2f}", f"{c.whole.median_us:.2f}")
+        for c in result.cells
+        if c.ours and c.whole
+    ]
+    head = ("arm", "N", "K", "M", "product, us", "with its x quantized, us")
+    return ["", "## With the launch that quantizes x", "", *_table(head, rows)] if rows else []
 
 
 def _rows(result: BenchResult) -> list[str]:
