@@ -17,7 +17,7 @@ test: .venv/.dev lint
 	$(BIN)/python -m pytest -n 2 -q
 
 test-full: .venv/.dev lint
-	$(BIN)/python -m pytest -n 2 -q --hypothesis-profile=thorough
+	$(BIN)/python -m pytest -n 2 -q --hypothesis-profile=thorough --full
 
 test-peers: .venv/.peers
 	$(BIN)/python -m pytest -n 2 -q -m peers

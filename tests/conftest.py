@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,14 @@ COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCh
 settings.register_profile("atlas-lab", derandomize=True, **COMMON)  # the same examples in every run
 settings.register_profile("thorough", max_examples=1000, **COMMON)  # fresh ones: `make test-full`
 settings.load_profile("atlas-lab")
+
+# Numba makes many objects that live on: by default a fifth of a compilation is looking for garbage among them.
+gc.set_threshold(50_000, 20, 100)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="optional kernels of arms compiled for every architecture")
+
 
 # The only tests that may be skipped where CI is set, by marker: no GPU there, and peers are compared by
 # `make test-peers`.

@@ -31,6 +31,7 @@ from atlas_lab.experiments.cases import Budget, cases, none_drawn, refusal, teet
 from atlas_lab.experiments.parity import ParityResult, declared_bytes, guarded
 from atlas_lab.experiments.teeth import bite
 from atlas_lab.formats import FORMATS, Format, get
+from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.lang.compile import architectures, check_kernel, compiler_missing
 from atlas_lab.runtime import load
 from atlas_lab.runtime.device import Device
@@ -41,12 +42,14 @@ SANE_DB = 6.0  # of a derived weight against its source: half of it may be noise
 
 @dataclass(frozen=True)
 class Check:
-    """One thing an arm is checked for. `case` is what it is tried on, `arch` what its kernels are compiled for."""
+    """One thing an arm is checked for. `case` is what it is tried on, `arch` what its kernels are compiled for; where
+    there is a `home`, optional kernels that can be compiled for that architecture are compiled for no other."""
 
     kind: str
     arm: str
     case: Case | None = None
     arch: str = ""
+    home: str = ""
 
     @property
     def id(self) -> str:
@@ -60,18 +63,24 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         case = None if self.case is None else self.case.to_json()
-        return {"kind": self.kind, "arm": self.arm, "case": case, "arch": self.arch}
+        return {"kind": self.kind, "arm": self.arm, "case": case, "arch": self.arch, "home": self.home}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Check:
         case = None if data["case"] is None else Case.of(data["case"])
-        return cls(data["kind"], data["arm"], case, data["arch"])
+        return cls(data["kind"], data["arm"], case, data["arch"], data["home"])
 
 
 def checks_of(
-    arm: Arm, target: Target, budget: Budget = "interpreter", known: Mapping[str, Format] = FORMATS
+    arm: Arm,
+    target: Target,
+    budget: Budget = "interpreter",
+    known: Mapping[str, Format] = FORMATS,
+    *,
+    everywhere: bool = True,
 ) -> tuple[Check, ...]:
-    """The checks of an arm: always the same for the same arm, target and budget."""
+    """The checks of an arm: always the same for the same arguments. Unless `everywhere`, optional kernels are compiled
+    for the target's architecture alone."""
     target = target_for(arm, target)
     drawn = cases(arm, known, target, budget)
     out = [Check("cases", arm.name), *(Check("parity", arm.name, c) for c in drawn), Check("refusal", arm.name)]
@@ -82,7 +91,8 @@ def checks_of(
         if arm.reduction_class is not None:
             out.append(Check("reduction", arm.name, drawn[0]))
     archs = dict.fromkeys(a for kernel in kernels_of(arm) for a in architectures(kernel.needs))
-    return (*out, *(Check("compile", arm.name, arch=a) for a in archs))
+    compiled = [Check("compile", arm.name, arch=a, home="" if everywhere else target.arch) for a in archs]
+    return (*out, *(c for c in compiled if compiled_in(c, arm)))
 
 
 def run_check(check: Check, arm: Arm, device: Device, peers: Mapping[str, Arm] | None = None) -> ParityResult:
@@ -117,12 +127,22 @@ def _refusal(check: Check, arm: Arm, base: Context) -> ParityResult:
     return ParityResult(False, f"{found.case} is refused ({found.verdict}), yet a pin to it was resolved")
 
 
+def compiled_in(check: Check, arm: Arm) -> tuple[Kernel, ...]:
+    """The kernels that a check compiles."""
+    out = []
+    for kernel in kernels_of(arm):
+        able = architectures(kernel.needs)
+        elsewhere = check.home in able and check.arch != check.home and kernel not in arm.kernels
+        if check.arch in able and not elsewhere:
+            out.append(kernel)
+    return tuple(out)
+
+
 def _compile(check: Check, arm: Arm, base: Context) -> ParityResult:
     missing = compiler_missing()
     if missing is not None:
         return ParityResult(False, missing, skipped=True)
-    kernels = [k for k in kernels_of(arm) if check.arch in architectures(k.needs)]
-    problems = [p for kernel in kernels for p in check_kernel(kernel, check.arch)]
+    problems = [p for kernel in compiled_in(check, arm) for p in check_kernel(kernel, check.arch)]
     return ParityResult(not problems, "; ".join(problems))
 
 

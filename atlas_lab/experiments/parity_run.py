@@ -12,6 +12,7 @@ from atlas_lab.core.arm import Arm
 from atlas_lab.core.levers import nearest
 from atlas_lab.core.registry import PluginError, Registry
 from atlas_lab.core.target import Target, shipped_targets
+from atlas_lab.experiments.cases import Budget
 from atlas_lab.experiments.checks import Check, checks_of, run_check
 from atlas_lab.experiments.parity import ParityResult
 from atlas_lab.experiments.parity_child import EACH, run_isolated
@@ -36,7 +37,7 @@ class Runner:
     """Runs checks on one kind of device: on the interpreter here, on a GPU in child processes.
 
     `plugins` and `base` are what `registry` was loaded with: children load it again. `device` is `cuda` or
-    `interpreter`; `target` the card that shapes are drawn for.
+    `interpreter`; `target` the card that shapes are drawn for; `everywhere` as in `checks_of`.
     """
 
     registry: Registry
@@ -45,10 +46,12 @@ class Runner:
     base: Path | None = None
     target: Target = field(default_factory=lambda: shipped_targets()[0])
     each: float = EACH
+    everywhere: bool = True
     _isolated: dict[str, dict[str, ParityResult]] = field(default_factory=dict)
 
     def checks(self, arm: Arm) -> tuple[Check, ...]:
-        return checks_of(arm, self.target, "gpu" if self.device == "cuda" else "interpreter")
+        budget: Budget = "gpu" if self.device == "cuda" else "interpreter"
+        return checks_of(arm, self.target, budget, everywhere=self.everywhere)
 
     def run(self, check: Check) -> ParityResult:
         """The result of one check; the first of an arm's that need a GPU runs all of those."""

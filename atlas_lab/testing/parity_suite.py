@@ -21,11 +21,12 @@ from atlas_lab.testing.options import device_of
 @dataclass(frozen=True)
 class Wanted:
     """Which arms: patterns (none: those of the plugins, or without any the built-in ones), plugins, and the folder that
-    `./file.py` is relative to."""
+    `./file.py` is relative to. Unless `everywhere`, their optional kernels are compiled for one architecture alone."""
 
     patterns: tuple[str, ...]
     plugins: tuple[str, ...]
     base: Path
+    everywhere: bool = True
 
 
 @dataclass(frozen=True)
@@ -95,5 +96,5 @@ def _trials(wanted: Wanted, device: str) -> Sequence[Trial]:
         return [Trial("arms", sentence=str(e))]
     if not arms:
         return [Trial("arms", sentence=f"plugins {', '.join(wanted.plugins) or 'of this project'} add no arm")]
-    runner = Runner(registry, device, wanted.plugins, wanted.base)
+    runner = Runner(registry, device, wanted.plugins, wanted.base, everywhere=wanted.everywhere)
     return [Trial(f"{arm.name}-{check.id}", check, runner) for arm in arms for check in runner.checks(arm)]
