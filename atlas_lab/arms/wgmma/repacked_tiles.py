@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from atlas_lab.arms.wgmma.tiles import L2_BYTES, SHARED_BYTES, STEP, Tile, element_rate, read_share
 from atlas_lab.core.chip import PULL, QUARTERS, SHARED_RESERVED
 from atlas_lab.core.target import Target
-from atlas_lab.kernels.gemm.wgmma_nvfp4 import stage_bytes, turn_bytes
+from atlas_lab.kernels.gemm.wgmma_nvfp4 import stage_bytes
 from atlas_lab.kernels.gemm.wgmma_ring import BARS, GROUP_ROWS, MOST_STAGES, SHARED_LIMIT, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_transposed import turn_bytes
 from atlas_lab.kernels.gemv.mma_lanes import SPAN, UNIT
 
 SHARED_OF_SM = SHARED_LIMIT + SHARED_RESERVED  # bytes

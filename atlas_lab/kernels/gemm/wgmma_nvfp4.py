@@ -9,7 +9,7 @@ from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of
 from atlas_lab.kernels.gemm.wgmma_lanes import in_lanes_order, in_order
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, ring, roles, threads_of, warps_of
-from atlas_lab.kernels.gemm.wgmma_transposed import TURN_BYTES, transposed_storer
+from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_walk import loader, own_group, uniform, walk
 from atlas_lab.kernels.gemv.mma_lanes import SPAN, UNIT
 from atlas_lab.kernels.gemv.stream import one_of
@@ -22,11 +22,6 @@ ATOM = 1024  # bytes that tiles swizzled by 128 bytes start at a multiple of
 def stage_bytes(bm: int, bn: int) -> int:
     """Bytes of a stage: 128 of K of bm rows of x, in two tiles, and of bn rows of W."""
     return 2 * bm * ROW + -(-bn // 16 * UNIT // ATOM) * ATOM
-
-
-def turn_bytes(bn: int) -> int:
-    """Bytes of shared memory that stores go through."""
-    return bn // 16 * TURN_BYTES
 
 
 @L.family
@@ -68,11 +63,7 @@ def wgmma_nvfp4(
         tiles = L.dynamic_shared(L.u8, 0)
         L.tma_load_3d(tiles, s * stage + w_at, w, (col0 >> 4, step * LINES, 0), of_stages.full(), s)
 
-    @L.device
-    def bring_x(s, x, row0, step):
-        for half in L.unroll(2):
-            of_stages.rows(s * stage + half * (bm * ROW), x, row0, step * SPAN + half * (SPAN // 2), s)
-
+    bring_x = bring_halves(of_stages, bm, stage)
     load = loader(of_stages, of_tiles, SPAN, stages, bring_of(bring_w) if joined else bring_w, bring_x)
 
     @L.device

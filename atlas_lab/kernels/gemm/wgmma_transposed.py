@@ -5,10 +5,29 @@ from __future__ import annotations
 import functools
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.wgmma_ring import ROW, Ring
 from atlas_lab.kernels.gemv.mma_lanes import LIFT
 
 SIDE = 16  # rows of x and columns of y that a warp turns at a time
 TURN_BYTES = 2 * SIDE * SIDE  # of a warp
+
+
+def turn_bytes(bn: int) -> int:
+    """Bytes of shared memory that stores of bn rows of W go through."""
+    return bn // SIDE * TURN_BYTES
+
+
+@functools.cache
+def bring_halves(ring: Ring, bm: int, stage: int):
+    """A device function `(s, x, row0, step)` of the loading thread: 128 of K of bm rows of x, two tiles of a stage of
+    `stage` bytes, from its start."""
+
+    @L.device
+    def run(s, x, row0, step):
+        for half in L.unroll(2):
+            ring.rows(s * stage + half * (bm * ROW), x, row0, step * ROW + half * (ROW // 2), s)
+
+    return run
 
 
 @functools.cache

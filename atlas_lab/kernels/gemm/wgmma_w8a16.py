@@ -9,7 +9,7 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.tile import axpy
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, ring, roles, threads_of, warps_of
-from atlas_lab.kernels.gemm.wgmma_transposed import TURN_BYTES, transposed_storer
+from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_walk import loader, own_group, uniform, walk
 
 BK = ROW  # K of one stage: a column of W's grid of scales
@@ -65,7 +65,7 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
     w_at = 2 * bm * ROW
     stage = stage_bytes(bm, bn)
     out_at = stages * stage
-    of_stages = ring(stages, stage, out_at + bn // 16 * TURN_BYTES, bm, cluster, consumers)
+    of_stages = ring(stages, stage, out_at + turn_bytes(bn), bm, cluster, consumers)
     of_tiles = walk(bm, bn, raster, cluster)
     multiply, wait, count = L.wgmma(L.bf16, bm, a_registers=True), L.wgmma_wait(bm // 2), bm // 2
     add = axpy(count)
@@ -77,11 +77,7 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
     def bring_w(s, w, col0, step):
         L.tma_load_2d(L.dynamic_shared(L.u8, 0), s * stage + w_at, w, (col0, step * BK), of_stages.full(), s)
 
-    @L.device
-    def bring_x(s, x, row0, step):
-        for half in L.unroll(2):
-            of_stages.rows(s * stage + half * (bm * ROW), x, row0, step * BK + half * (BK // 2), s)
-
+    bring_x = bring_halves(of_stages, bm, stage)
     load = loader(of_stages, of_tiles, BK, stages, bring_w, bring_x)
 
     @L.kernel(launch_bounds=(threads_of(bn), blocks))
