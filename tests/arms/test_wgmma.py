@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import ml_dtypes
@@ -32,14 +31,6 @@ ARMS = {a.name: a for a in atlas_arms()}
 HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
 FORMS = {"bf16_wgmma": "bf16", "fp8_wgmma_w8a8": "fp8"}
 BOTH = pytest.mark.parametrize("name", FORMS)
-
-
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request) -> Iterator[Device]:
-    if request.param == "cuda" and request.config.getoption("--device", "auto") != "cuda":
-        pytest.skip("needs --device=cuda")
-    with open_device(request.param, *([HOPPER] if request.param == "interpreter" else [])) as opened:
-        yield opened
 
 
 def case_of(name: str, m: int, n: int, k: int, columns: int = 0) -> Case:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,7 @@ from atlas_lab.experiments.cases import launched
 from atlas_lab.experiments.parity import run, run_case
 from atlas_lab.kernels.gemm.wgmma_parts import clear_flags
 from atlas_lab.kernels.quantize.fp8_groups import quantize_fp8_groups
-from atlas_lab.runtime.device import Device, open_device
+from atlas_lab.runtime.device import open_device
 from atlas_lab.runtime.interpreter import InterpreterDevice
 from atlas_lab.simt import Options
 
@@ -26,14 +25,6 @@ HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
 FORMATS = {"bf16_wgmma": "bf16", "fp8_wgmma_w8a8": "fp8", "nvfp4_wgmma": "nvfp4", "fp8_wgmma": "fp8"}
 STEP = {"bf16_wgmma": 64, "fp8_wgmma_w8a8": 128, "nvfp4_wgmma": 128, "fp8_wgmma": 128}  # K of a stage
 EACH = pytest.mark.parametrize("name", FORMATS)
-
-
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request) -> Iterator[Device]:
-    if request.param == "cuda" and request.config.getoption("--device", "auto") != "cuda":
-        pytest.skip("needs --device=cuda")
-    with open_device(request.param, *([HOPPER] if request.param == "interpreter" else [])) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import ml_dtypes
@@ -41,14 +41,6 @@ FORMS = {"bf16_wgmma_joined": "bf16", "nvfp4_wgmma_joined": "nvfp4"}
 FFN, QKV, GDN = (tuple(group.split("+")) for group in JOINED)
 BOTH = pytest.mark.parametrize("name", FORMS)
 TIMES = (1, 23, 0.3)  # how large weights are, so that tensor scales differ
-
-
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request) -> Iterator[Device]:
-    if request.param == "cuda" and request.config.getoption("--device", "auto") != "cuda":
-        pytest.skip("needs --device=cuda")
-    with open_device(request.param, *([HOPPER] if request.param == "interpreter" else [])) as opened:
-        yield opened
 
 
 @dataclass(frozen=True)

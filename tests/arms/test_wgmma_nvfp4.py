@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import ml_dtypes
@@ -26,7 +25,7 @@ from atlas_lab.kernels.gemm import wgmma_nvfp4 as kernels
 from atlas_lab.kernels.gemm import wgmma_ring
 from atlas_lab.kernels.gemm.wgmma_lanes import Lanes, in_lanes_order, in_order
 from atlas_lab.kernels.gemm.wgmma_transposed import transposed_storer
-from atlas_lab.runtime.device import Device, open_device
+from atlas_lab.runtime.device import open_device
 from atlas_lab.runtime.interpreter import InterpreterDevice
 from atlas_lab.simt import Options
 
@@ -53,14 +52,6 @@ def fragments(lanes: Lanes):
                 L.stg_v4_b32(out, 128 * (4 * half + j) + 4 * lane, made[j])
 
     return kernel
-
-
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request) -> Iterator[Device]:
-    if request.param == "cuda" and request.config.getoption("--device", "auto") != "cuda":
-        pytest.skip("needs --device=cuda")
-    with open_device(request.param, *([HOPPER] if request.param == "interpreter" else [])) as opened:
-        yield opened
 
 
 def case_of(m: int, n: int, k: int, form: str = "nvfp4", columns: int = 0) -> Case:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import ml_dtypes
@@ -25,20 +24,12 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm import wgmma_ring
 from atlas_lab.kernels.gemm import wgmma_w8a16 as kernels
 from atlas_lab.kernels.quantize.lanes_order import THREADS, order_for_lanes, order_grid, ordered_k
-from atlas_lab.runtime.device import Device, open_device
+from atlas_lab.runtime.device import open_device
 from atlas_lab.runtime.interpreter import InterpreterDevice
 from atlas_lab.simt import Options
 
 ARM = {a.name: a for a in atlas_arms()}["fp8_wgmma"]
 HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
-
-
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request) -> Iterator[Device]:
-    if request.param == "cuda" and request.config.getoption("--device", "auto") != "cuda":
-        pytest.skip("needs --device=cuda")
-    with open_device(request.param, *([HOPPER] if request.param == "interpreter" else [])) as opened:
-        yield opened
 
 
 def case_of(m: int, n: int, k: int, form: str = "fp8", columns: int = 0, stored: str = "") -> Case:
