@@ -87,14 +87,6 @@ class OnWarpgroups(Arm):
         """The map of x or W whose boxes are so many rows of a stage."""
         return TensorMap(of, (rows, ROW // self.element_bytes), swizzle=ROW, promotion=256)
 
-    def product(
-        self, c: Call, t: Tile, kernel: Kernel, x: Tensor, w: Tensor, *more: Argument, tail: Any = (), pdl: bool = False
-    ) -> Launch:
-        """The launch of y = x·Wᵀ: maps of x and W, `more`, y, the sizes, `tail`; with `pdl` W comes while the launch
-        before still makes x."""
-        maps = (self.rows_map(x, t.bm // t.cluster), self.rows_map(w, t.bn))
-        return self.launch(c, t, kernel, (*maps, *more, self.y(c.y.data, t)), tail, pdl)
-
     def _counted(self, c: Call, t: Tile) -> int:
         """Columns of y as the kernel counts them."""
         return t.begins(self.counts(c))[-1]
@@ -114,19 +106,24 @@ class OnWarpgroups(Arm):
             "flags": Tensor("u32", (max(blocks * t.warps, 1),)),
         }
 
-    def cleared(self, c: Call) -> list[Launch]:
-        """The launch before the product, which clears the flags; none where no tile is cut."""
+    def to_clear(self, c: Call, t: Tile) -> tuple[Tensor, int]:
+        """The flags, and how many of them a launch before the product clears: none where no tile is cut."""
         flags = c.scratch["flags"]
-        if not self._cut(c, self.tile(c)):
+        return flags, flags.elements if self._cut(c, t) else 0
+
+    def cleared(self, c: Call, t: Tile) -> list[Launch]:
+        """That launch, where it does nothing else; none where there is nothing to clear."""
+        flags, words = self.to_clear(c, t)
+        if not words:
             return []
-        grid = -(-flags.elements // CLEARED)
-        args = (flags, flags.elements)
-        return [Launch(clear_flags, grid=grid, block=CLEARED, args=args, label=f"{self.name} flags")]
+        grid = -(-words // CLEARED)
+        return [Launch(clear_flags, grid=grid, block=CLEARED, args=(flags, words), label=f"{self.name} flags")]
 
     def launch(
         self, c: Call, t: Tile, kernel: Kernel, args: tuple[Argument, ...], tail: Any = (), pdl: bool = False
     ) -> Launch:
-        """The launch of a kernel for tiles t: `args`, where blocks meet, the sizes, `tail`."""
+        """The launch of a kernel for tiles t: `args`, where blocks meet, the sizes, `tail`; with `pdl` W comes while
+        the launch before still makes x."""
         cut = self._cut(c, t)
         return Launch(
             kernel,

@@ -41,7 +41,7 @@ class Bf16Wgmma(OnWarpgroups):
     def lower(self, c: Call) -> list[Launch]:
         t = self.tile(c)
         args = (self.rows_map(c.x.data, t.bm // t.cluster), *self.operands(c, t))
-        return [*self.cleared(c), self.launch(c, t, self.kernel(t), args, self.borders(c, t))]
+        return [*self.cleared(c, t), self.launch(c, t, self.kernel(t), args, self.borders(c, t))]
 
     def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
         return (self.rows_map(w.weight, t.bn),)

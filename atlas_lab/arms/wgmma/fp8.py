@@ -59,20 +59,22 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
 
     def lower(self, c: Call) -> list[Launch]:
         w, steps = weight_of(c)
-        codes, scales, flags = (c.scratch[name] for name in ("x.codes", "x.scales", "flags"))
+        codes, scales = c.scratch["x.codes"], c.scratch["x.scales"]
         groups, pitch = scales.shape
         t = self.tile(c)
+        flags, words = self.to_clear(c, t)
         quantized = Launch(
             quantize_fp8_groups,
             grid=(-(-c.m // ROWS), groups),
             block=THREADS,
-            args=(c.x, codes, scales, flags, c.m, c.k, pitch, flags.elements if self._cut(c, t) else 0),
+            args=(c.x, codes, scales, flags, c.m, c.k, pitch, words),
             quantizes=True,
             label=f"{self.name} x",
         )
         of_x = TensorMap(scales.view(0, (groups, c.m), (pitch, 1)), (1, t.bm))
         kernel = _kernel(t, SCALES[w.scale.dtype])
-        return [quantized, self.product(c, t, kernel, codes, w.weight, of_x, w.scale, tail=steps, pdl=True)]
+        maps = (self.rows_map(codes, t.bm // t.cluster), self.rows_map(w.weight, t.bn), of_x)
+        return [quantized, self.launch(c, t, kernel, (*maps, w.scale, self.y(c.y.data, t)), steps, pdl=True)]
 
     def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
         """The float64 product of quantized x and stored weights."""

@@ -61,7 +61,7 @@ class Nvfp4Wgmma(Transposed):
     def lower(self, c: Call) -> list[Launch]:
         t = self.tile(c)
         ordered = c.scratch.get("x.ordered")
-        first = self.cleared(c) if ordered is None else [self._order(c, ordered)]
+        first = self.cleared(c, t) if ordered is None else [self._order(c, t, ordered)]
         x = self.rows_map(ordered or c.x.data, t.bm // t.cluster)
         divides = int(next(iter(c.weights)).partition(" ")[0].endswith("_reciprocal"))
         args, tail = (x, *self.operands(c, t)), (divides, *self.borders(c, t))

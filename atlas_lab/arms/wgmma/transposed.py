@@ -50,10 +50,9 @@ class Transposed(OnWarpgroups):
     def order(self) -> Kernel:
         return order_for_lanes(self.run)
 
-    def _order(self, c: Call, ordered: Tensor) -> Launch:
+    def _order(self, c: Call, t: Tile, ordered: Tensor) -> Launch:
         """The launch before the product, which puts x into the lanes' order and clears the flags."""
-        flags = c.scratch["flags"]
-        words = flags.elements if self._cut(c, self.tile(c)) else 0
+        flags, words = self.to_clear(c, t)
         args = (c.x, ordered, flags, c.k, words)
         grid = order_grid(c.m, c.k, self.run)
         return Launch(self.order, grid=grid, block=THREADS, args=args, label=f"{self.name} x")

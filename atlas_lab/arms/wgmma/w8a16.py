@@ -78,13 +78,13 @@ class Fp8Wgmma(Transposed):
         t = self.tile(c)
         ((key, w),) = c.weights.items()
         ordered = c.scratch["x.ordered"]
-        x = TensorMap(ordered, (t.bm // t.cluster, ROW // self.element_bytes), swizzle=ROW, promotion=256)
+        x = self.rows_map(ordered, t.bm // t.cluster)
         w_map = TensorMap(w.weight, (t.bn, BK), swizzle=ROW, promotion=256)
         scales = replace(w.scale, dtype="u8", shape=(w.scale.bytes,))
         grid = (-(-c.k // BK), 1) if key == "blocks" else (0, 0)
         tail = (*grid, int(key == "rows"), int(w.scale.dtype == "bf16"))
         args = (x, w_map, scales, c.y.data)
-        return [self._order(c, ordered), self.launch(c, t, _kernel(t), args, tail, pdl=True)]
+        return [self._order(c, t, ordered), self.launch(c, t, _kernel(t), args, tail, pdl=True)]
 
 
 def _kernel(t: Tile) -> Kernel:
