@@ -207,3 +207,17 @@ def of_one_row(case: BenchCase, cell: BenchCell, cells: Sequence[BenchCell]) -> 
         return []
     speed = max(one.ours.median_us, FLOORS * cell.floor_us) / cell.ours.median_us
     return [Must(name="of_one_row", limit=case.of_one_row, found=speed, passed=speed >= case.of_one_row)]
+
+
+def of_peers(case: BenchCase, cell: BenchCell, cells: Sequence[BenchCell]) -> list[Must]:
+    """What the arm must reach of its peer's speed in the geometric mean over all shapes measured with the same rows;
+    nothing is said of one shape alone."""
+    if not case.of_peers or cell.peer is None:
+        return []
+    same = (cell.arm, cell.format, cell.m, cell.peer.name)
+    peers = [c.peer for c in cells if c.peer and (c.arm, c.format, c.m, c.peer.name) == same]
+    if len(peers) < 2:
+        return []
+    speed = float(np.exp(np.mean([np.log(p.ours.speed) for p in peers])))
+    met = speed >= case.of_peers and not any(p.wrong for p in peers)
+    return [Must(name="of_peers", limit=case.of_peers, found=speed, passed=met)]

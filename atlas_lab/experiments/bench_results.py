@@ -58,7 +58,7 @@ class PeerResult(Part):
 
 
 class Must(Part):
-    """What a case must reach: `of_peer`, `of_floor`, `of_one_row` or `of_copy`."""
+    """What a case must reach: `of_peer`, `of_peers`, `of_floor`, `of_one_row` or `of_copy`."""
 
     name: str
     limit: float

@@ -149,6 +149,7 @@ def relative(r: Relative) -> str:
 def _musts(result: BenchResult) -> list[str]:
     words = {
         "of_peer": "of its peer's speed",
+        "of_peers": "of its peer's speed in the geometric mean over the shapes",
         "of_floor": "of the read kernel's rate over the same bytes",
         "of_one_row": f"of the speed of one row, or of {FLOORS:g} floors where those take longer",
         "of_copy": "of the rate of copies from page-locked memory",

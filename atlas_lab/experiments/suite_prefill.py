@@ -1,4 +1,5 @@
-"""The suite `prefill`: 17 rows and more on warpgroups, one large shape at many row counts, its transpose at few."""
+"""The suite `prefill`: 17 rows and more on warpgroups, one large shape at many row counts, five more where they must
+reach something."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ from atlas_lab.experiments import peer_humming, peer_scaled
 from atlas_lab.experiments.bench_case import BenchCase, Case
 from atlas_lab.experiments.shapes import shapes
 
-WIDE, TALL = (17408, 5120), (5120, 17408)  # gate and up of a 27B model, and its down
-ROWS = {WIDE: (17, 32, 64, 128, 192, 256, 512, 1024, 4096), TALL: (64, 512, 4096)}
+WIDE = (17408, 5120)  # gate and up of a 27B model
+OTHERS = ((5120, 17408), (16384, 5120), (5120, 6144), (14336, 4096), (8192, 8192))
+ROWS = (17, 32, 64, 128, 192, 256, 512, 1024, 4096, 16384)
+LEAST = 0.93  # of what all shapes must reach in the mean, that each must
 # By arm: the format it starts from, and what one would use instead.
 ARMS = {
     "bf16_wgmma": ("bf16", "torch.mm"),
@@ -42,15 +45,30 @@ def prefill() -> tuple[Case, ...]:
     alone = [
         BenchCase(
             *(arm, format, *shape, m, peer),
-            of_peer=OF_PEER.get((arm, m), 0.0) if shape == WIDE else 0.0,
-            used=used[shape],
+            of_peer=_least(OF_PEER.get((arm, m), 0.0), shape),
+            of_peers=OF_PEER.get((arm, m), 0.0) if shape == WIDE else 0.0,
+            used=used.get(shape, ()),
         )
         for arm, (format, peer) in ARMS.items()
-        for shape, rows in ROWS.items()
-        for m in rows
+        for shape in (WIDE, *OTHERS)
+        for m in ROWS
+        if shape == WIDE or (arm, m) in OF_PEER
     ]
     unquantized = [
-        BenchCase(arm, ARMS[arm][0], *WIDE, m, "torch.mm", of_peer=least, used=used[WIDE], again=True)
+        BenchCase(
+            *(arm, ARMS[arm][0], *shape, m, "torch.mm"),
+            of_peer=_least(least, shape),
+            of_peers=least if shape == WIDE else 0.0,
+            used=used.get(shape, ()),
+            again=True,
+        )
         for (arm, m), least in UNQUANTIZED.items()
+        for shape in (WIDE, *OTHERS)
+        if shape == WIDE or least
     ]
     return (*alone, *unquantized)
+
+
+def _least(speed: float, shape: tuple[int, int]) -> float:
+    """What one shape must reach where all must reach `speed` in the mean."""
+    return speed if shape == WIDE else round(LEAST * speed, 4)

@@ -36,16 +36,18 @@ SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {
 
 
 def suite(name: str, only: str = "") -> tuple[Case, ...]:
-    """The cases of a suite, or those whose name matches the pattern `only`; raises ConfigError for a suite there is
-    not, naming the nearest, and for a pattern that names no case."""
+    """The cases of a suite, or those whose name matches one of the patterns `only`, between commas; raises ConfigError
+    for a suite there is not, naming the nearest, and for a pattern that names no case."""
     if name not in SUITES:
         known = ", ".join(SUITES)
         raise ConfigError(f"--suite {name}: found no such suite, expected one of {known}{nearest(name, SUITES)}")
     cases = SUITES[name]()
     if not only:
         return cases
-    chosen = tuple(c for c in cases if fnmatchcase(c.name, only))
-    if not chosen:
-        such = f", such as {cases[0].name!r}" if cases else ""
-        raise ConfigError(f"--only {only}: found no case, expected a pattern of the {len(cases)} of {name}{such}")
+    patterns = [p.strip() for p in only.split(",")]
+    for p in patterns:
+        if not any(fnmatchcase(c.name, p) for c in cases):
+            such = f", such as {cases[0].name!r}" if cases else ""
+            raise ConfigError(f"--only {p}: found no case, expected a pattern of the {len(cases)} of {name}{such}")
+    chosen = tuple(c for c in cases if any(fnmatchcase(c.name, p) for p in patterns))
     return chosen

@@ -21,7 +21,7 @@ from atlas_lab.formats import fp8_groups
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm import wgmma_ring
 from atlas_lab.kernels.gemm.wgmma_fp8 import grid_rows, wgmma_fp8
-from atlas_lab.kernels.gemm.wgmma_store import map_storer
+from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, row_storer
 from atlas_lab.kernels.quantize.fp8_groups import ROWS, THREADS, quantize_fp8_groups
 from atlas_lab.runtime.device import Device, open_device
 from atlas_lab.runtime.interpreter import InterpreterDevice
@@ -38,10 +38,10 @@ def case_of(name: str, m: int, n: int, k: int, columns: int = 0) -> Case:
     return Case(name, ("ffn.up",), m, n, k, FORMS[name], setting=setting)
 
 
-def tile_of(case: Case, base) -> tuple[int, int, int]:
-    """Rows and columns of the tile that a case's product is made of, and blocks of a cluster."""
+def tile_of(case: Case, base) -> tuple[int, int, int, int]:
+    """Rows and columns of the tile that a case's product is made of, and blocks of a cluster, across and down."""
     parameters = dict(launched(case, ARMS[case.arm], base)[-1].spec.parameters)
-    return parameters["bm"], parameters["bn"], parameters["cluster"]
+    return parameters["bm"], parameters["bn"], parameters["across"], parameters["down"]
 
 
 def ran(case: Case, device: Device) -> Ran:
@@ -66,8 +66,8 @@ def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(name: str, m: int
     for t in arm.tiles()[m > NARROW]:
         target = replace(HOPPER, sms=t.cluster)
         monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
-        case = case_of(name, m, t.bn * t.cluster + (8 if t.mapped else 3), 144)
-        assert tile_of(case, base_context(target)) == (t.bm, t.bn, t.cluster)
+        case = case_of(name, m, t.bn * t.across + (8 if t.bn % 64 else 3), 144)
+        assert tile_of(case, base_context(target)) == (t.bm, t.bn, t.across, t.down)
         with open_device("interpreter", target) as device:
             result = run_case(case, arm, device, base_context(target))
         assert result.ok, result.sentence
@@ -140,10 +140,10 @@ def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> 
     of_ring = wgmma_ring.ring
     monkeypatch.setattr(wgmma_ring, "warps_of", lambda bm: 1)
     monkeypatch.setattr(wgmma_bf16, "ring", of_ring.__wrapped__)
-    faulty = wgmma_bf16.wgmma_bf16(64, 136, 3, False)
+    faulty = wgmma_bf16.wgmma_bf16(64, 136, 3)
     arm = ARMS["bf16_wgmma"]
     lower = arm.lower
-    shared = wgmma_ring.shared_of(3, 200 * 128)
+    shared = wgmma_ring.shared_of(3, 200 * 128, 4 * WARP_BYTES)
     monkeypatch.setattr(arm, "kernels", (faulty,))
     monkeypatch.setattr(arm, "lower", lambda c: [replace(x, kernel=faulty, shared=shared) for x in lower(c)])
     device = InterpreterDevice(HOPPER, options=Options(late_async=True))
@@ -167,8 +167,8 @@ def test_x_that_is_loaded_before_it_was_quantized_is_reported(monkeypatch) -> No
 
     monkeypatch.setattr(fp8, "loader", early)
     arm = ARMS["fp8_wgmma_w8a8"]
-    tile = Tile(NARROW, 40, 1, 4)
-    faulty = fp8.wgmma_fp8(64, 40, tile.stages, False, raster=7)
+    tile = Tile(NARROW, 40, beside=4)
+    faulty = fp8.wgmma_fp8(64, 40, tile.stages, raster=7)
     lower = arm.lower
     monkeypatch.setattr(arm, "tile", lambda c: tile)
     monkeypatch.setattr(arm, "kernels", (quantize_fp8_groups, faulty))
@@ -189,21 +189,28 @@ def test_a_setting_that_the_arm_does_not_know_is_refused_for_every_m(m: int) -> 
 def test_tiles_that_warpgroups_or_blocks_cannot_share_are_refused() -> None:
     with pytest.raises(ValueError, match="found tiles of 96 rows of x, expected a multiple of 64"):
         wgmma_ring.ring(3, 1024, 0, 96, 1)
-    with pytest.raises(ValueError, match="found 64 rows of x for a cluster of 3, expected 1, 2, 4 or 8"):
+    with pytest.raises(ValueError, match="found clusters of 3 x 1 blocks, expected 1, 2, 4 or 8"):
         wgmma_ring.ring(3, 1024, 0, 64, 3)
 
 
 def test_columns_that_more_scales_cover_than_a_tile_has_are_refused() -> None:
     assert [grid_rows(bn) for bn in (40, 64, 128, 136, 192, 152)] == [2, 1, 1, 2, 2, 3]
     with pytest.raises(ValueError, match="found 152 columns, which lie in 3 rows of scales, expected 1 or 2"):
-        wgmma_fp8(64, 152, 4, False)
+        wgmma_fp8(64, 152, 4)
 
 
-def test_stores_by_the_copy_engine_need_whole_boxes_and_aligned_memory() -> None:
-    with pytest.raises(ValueError, match="found 136 columns, expected a multiple of 64"):
-        map_storer(136, 0)
-    with pytest.raises(ValueError, match="found memory from byte 512, expected a multiple of 1024"):
-        map_storer(128, 512)
+def test_stores_need_whole_chunks_and_aligned_memory() -> None:
+    with pytest.raises(ValueError, match="found 132 columns, expected a multiple of 8"):
+        row_storer(132, 0)
+    with pytest.raises(ValueError, match="found memory from byte 8, expected a multiple of 16"):
+        row_storer(128, 8)
+
+
+def test_clusters_share_whole_repeats_of_a_swizzle() -> None:
+    with pytest.raises(ValueError, match="found 136 rows of W for 2 blocks, expected a multiple of 8 each"):
+        wgmma_ring.ring(2, 0, 0, 64, bn=136, down=2)
+    with pytest.raises(ValueError, match="found mbarriers from byte 8, expected a multiple of 16"):
+        wgmma_ring.ring(2, 0, 8, 64)
 
 
 def test_rows_that_tma_cannot_load_are_refused() -> None:
@@ -243,8 +250,9 @@ def test_tiles_are_chosen_for_what_they_must_fill() -> None:
     arm = ARMS["bf16_wgmma"]
     assert arm.settings(17408, 5120, HOPPER)[0] == (("columns", 136),)
     base = base_context(HOPPER)
-    assert tile_of(case_of("bf16_wgmma", 4096, 17408, 5120), base) == (WIDE, 256, 1)
-    assert tile_of(case_of("bf16_wgmma", 512, 17408, 5120), base) == (WIDE, 256, 1)
-    assert tile_of(case_of("fp8_wgmma_w8a8", 4096, 17408, 5120), base) == (WIDE, 128, 1)
+    assert tile_of(case_of("bf16_wgmma", 4096, 17408, 5120), base) == (WIDE, 256, 1, 2)
+    assert tile_of(case_of("bf16_wgmma", 512, 17408, 5120), base) == (WIDE, 176, 1, 2)
+    assert tile_of(case_of("bf16_wgmma", 384, 17408, 5120), base) == (WIDE, 256, 1, 1)
+    assert tile_of(case_of("fp8_wgmma_w8a8", 4096, 17408, 5120), base) == (WIDE, 128, 1, 1)
     assert [Tile(NARROW, 40, c).at_once(132) for c in (1, 2, 4)] == [132, 132, 128]
     assert Tile(NARROW, 40, 4).grid(64, 170, 1024, 132, False) == 8

@@ -87,10 +87,10 @@ def ran(
     return Ran(arm, call, program, out, ref)
 
 
-def tile_of(r: Ran) -> tuple[int, int, bool]:
-    """Rows of x and of W of a tile, and whether the copy engine stores it."""
+def tile_of(r: Ran) -> tuple[int, int]:
+    """Rows of x and of W of a tile."""
     parameters = dict(r.program.launches[-1].kernel.spec.parameters)
-    return parameters["bm"], parameters["bn"], parameters.get("mapped", False)
+    return parameters["bm"], parameters["bn"]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_every_tile(name: str, monkeypatch) -> None:
         monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
         with open_device("interpreter", replace(HOPPER, sms=3)) as device:
             result = ran(name, GDN, (t.bn + 8, 24), m, 256, device)
-        assert tile_of(result)[:2] == (t.bm, t.bn)
+        assert tile_of(result) == (t.bm, t.bn)
         assert result.ok, f"{t}: {result.compared}"
 
 
@@ -196,16 +196,14 @@ def test_whole_tiles_have_the_bits_of_projections_alone(name: str, m: int, ns, d
 
 
 def test_a_store_that_runs_into_the_next_projection_is_reported(monkeypatch) -> None:
-    """As it would with a map of all of y: boxes are not clipped where the first one ends."""
-    arm, lower = ARMS["bf16_wgmma_joined"], ARMS["bf16_wgmma_joined"].lower
+    """As it does where the first has more columns than its part of y."""
+    arm, borders = ARMS["bf16_wgmma_joined"], ARMS["bf16_wgmma_joined"].borders
 
-    def spoiled(c: Call) -> list:
-        *first, last = lower(c)
-        args = list(last.args)
-        args[4] = replace(args[4], view=c.y.data)
-        return [*first, replace(last, args=tuple(args))]
+    def spoiled(c: Call, t: Tile) -> tuple[int, ...]:
+        one, two, columns, first, second = borders(c, t)
+        return one, two, columns, first + 8, second
 
-    monkeypatch.setattr(arm, "lower", spoiled)
+    monkeypatch.setattr(arm, "borders", spoiled)
     with open_device("interpreter", HOPPER) as device, pytest.raises(simt.SimtError, match="y"):
         ran(arm.name, FFN, (40, 40), 17, 128, device)
 
@@ -224,12 +222,10 @@ def test_x_is_put_into_order_once() -> None:
     assert [x.kernel is order_for_lanes(RUN) for x in result.program.launches] == [True, False]
 
 
-def test_parts_that_the_copy_engine_cannot_store_are_stored_by_threads() -> None:
+def test_the_tile_is_the_one_that_was_chosen() -> None:
     name = "bf16_wgmma_joined"
     with open_device("interpreter", HOPPER) as device:
-        assert tile_of(ran(name, FFN, (40, 40), 17, 128, device, columns=256)) == (64, 256, True)
-        assert tile_of(ran(name, FFN, (36, 36), 17, 128, device, columns=256)) == (64, 136, False)
-        assert tile_of(ran(name, FFN, (36, 36), 70, 128, device)) == (128, 136, False)
+        assert tile_of(ran(name, FFN, (36, 36), 17, 128, device, columns=256)) == (64, 256)
         with pytest.raises(ValueError, match="columns=64, expected one of the arm's"):
             ran(name, FFN, (36, 36), 17, 128, device, columns=64)
 
@@ -237,8 +233,6 @@ def test_parts_that_the_copy_engine_cannot_store_are_stored_by_threads() -> None
 def test_projections_are_counted_from_tiles_of_their_own() -> None:
     assert Tile(64, 128).begins((100, 5, 300)) == (0, 128, 256, 556)
     assert Tile(64, 128).begins((300,)) == (0, 300)
-    assert not Tile(64, 128).stores((8, 12))
-    assert Tile(64, 136).stores((8, 12))
 
 
 def call_of(name: str, roles: Sequence[str], ns: Sequence[int], m: int, k: int) -> Call:

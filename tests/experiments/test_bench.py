@@ -63,6 +63,20 @@ def test_shares_and_musts(cell: BenchCell):
     assert not bench.says_no(BenchResult(cells=[cell]))
 
 
+def test_shapes_are_held_to_their_mean(cell: BenchCell):
+    """0.9 of the peer here and 0.45 there are 0.636 in the geometric mean."""
+    case = replace(CASE, of_peers=0.6)
+    half = cell.model_copy(deep=True, update={"n": 128})
+    half.peer.ours = bench_results.relative([9.0] * 8, [20.0] * 8, 0)
+    other = half.model_copy(update={"m": 2})
+    assert projection.of_peers(case, cell, [cell, other]) == []
+    (must,) = projection.of_peers(case, cell, [cell, half, other])
+    assert (must.name, must.limit, round(must.found, 3), must.passed) == ("of_peers", 0.6, 0.636, True)
+    assert not projection.of_peers(replace(case, of_peers=0.7), cell, [cell, half])[0].passed
+    half.peer.wrong = "found another product"
+    assert not projection.of_peers(case, cell, [cell, half])[0].passed
+
+
 def test_arithmetic_bounds_the_floor_of_large_products(registry):
     case = BenchCase("bf16_gemm", "bf16", 17408, 5120, 4096)
     made = BenchCell(name="", arm="", format="", n=1, k=1, m=1)

@@ -18,7 +18,6 @@ from atlas_lab.core.verdict import Verdict, no, yes
 from atlas_lab.formats.dtypes import dtype
 from atlas_lab.kernels.gemm.wgmma_parts import CLEARED, clear_flags
 from atlas_lab.kernels.gemm.wgmma_ring import ROW, shared_of
-from atlas_lab.kernels.gemm.wgmma_store import OUT_COLUMNS, OUT_ROWS
 from atlas_lab.kernels.lang import Kernel
 
 FIRST_ROWS = 17  # fewer are served by arms that read W once
@@ -40,15 +39,15 @@ class OnWarpgroups(Arm):
     pipe: str
     narrow: Sequence[int]
     """Columns of the tiles for M up to 64."""
-    wide: Sequence[tuple[int, int]]
-    """Columns of those for more, and the blocks of their clusters."""
+    wide: Sequence[tuple[int, int, int]]
+    """Columns of those for more, and the blocks of their clusters, across and down."""
 
     def tiles(self) -> tuple[list[Tile], list[Tile]]:
         """Those for M up to 64, and those for more."""
         return [self._tile(NARROW, bn) for bn in self.narrow], [self._tile(WIDE, *form) for form in self.wide]
 
-    def _tile(self, bm: int, bn: int, cluster: int = 1) -> Tile:
-        return Tile(bm, bn, cluster, self.beside)
+    def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1) -> Tile:
+        return Tile(bm, bn, across, down, self.beside)
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
         return [setting(columns=t.bn) for t in self._ordered(self.tiles()[0], NARROW, (n,), k, target)]
@@ -66,15 +65,11 @@ class OnWarpgroups(Arm):
 
     def operands(self, c: Call, t: Tile) -> tuple[Argument, ...]:
         """Kernel arguments between x and where blocks meet: of the weight, then y."""
-        return (*self.weight(next(iter(c.weights.values())), t), self.y(c.y.data, t))
+        return (*self.weight(next(iter(c.weights.values())), t), c.y.data)
 
     def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
         """Those of one weight."""
         raise NotImplementedError
-
-    def y(self, y: Tensor, t: Tile) -> Argument:
-        """That of what a projection's product is stored to."""
-        return TensorMap(y, (OUT_ROWS, OUT_COLUMNS), swizzle=ROW) if t.mapped else y
 
     def borders(self, c: Call, t: Tile) -> tuple[int, ...]:
         """The last kernel arguments: where projections border on each other, if there are several."""

@@ -25,7 +25,9 @@ class Bf16Wgmma(OnWarpgroups):
     source = "bf16"
     element_bytes, pipe = 2, "mma_bf16"
     narrow: Sequence[int] = (256, 192, 136, 128, 64)
-    wide: Sequence[tuple[int, int]] = ((256, 1), (192, 1), (136, 1), (128, 1), (64, 1), (256, 2))
+    wide: Sequence[tuple[int, int, int]] = (
+        *((256, 1, 2), (192, 1, 2), (176, 1, 2), (256, 1, 1), (136, 1, 1), (64, 1, 1)),
+    )
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16))
     reduction_class = ReductionClass("wgmma.m64k16.bf16", "ascending K, in parts by M, N, K, target")
 
@@ -40,11 +42,11 @@ class Bf16Wgmma(OnWarpgroups):
 
     def lower(self, c: Call) -> list[Launch]:
         t = self.tile(c)
-        args = (self.rows_map(c.x.data, t.bm // t.cluster), *self.operands(c, t))
+        args = (self.rows_map(c.x.data, t.bm // t.across), *self.operands(c, t))
         return [*self.cleared(c, t), self.launch(c, t, self.kernel(t), args, self.borders(c, t))]
 
     def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
-        return (self.rows_map(w.weight, t.bn),)
+        return (self.rows_map(w.weight, t.bn // t.down),)
 
     def kernel(self, t: Tile) -> Kernel:
-        return wgmma_bf16(t.bm, t.bn, t.stages, t.mapped, t.cluster, joined=self.joined)
+        return wgmma_bf16(t.bm, t.bn, t.stages, t.across, t.down, joined=self.joined)

@@ -35,7 +35,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     element_bytes, pipe = 1, "mma_e4m3"
     beside = 4
     narrow = (192, 136, 128, 64)
-    wide = ((192, 1), (136, 1), (128, 1), (64, 1), (128, 2))
+    wide = ((128, 1, 1), (64, 1, 1))
     # the products of 128 of K, then a fused addition for each in FP32: 2**-24, counted twice
     tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 4 + -(-k // (GROUP << 11)))
     accuracy = Accuracy(min_snr_db=26)
@@ -48,9 +48,9 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "e4m3") and OverFp8.eligible(self, p, ctx)
 
-    def _tile(self, bm: int, bn: int, cluster: int = 1) -> Tile:
+    def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1) -> Tile:
         # sums of a tile so wide are scaled while nothing is multiplied
-        return Tile(bm, bn, cluster, self.beside, exposed=bn // 2 if bn > MOST_AHEAD else 0)
+        return Tile(bm, bn, across, down, self.beside, exposed=bn // 2 if bn > MOST_AHEAD else 0)
 
     def scratch(self, c: Call) -> dict[str, Tensor]:
         groups = -(-c.k // GROUP)
@@ -73,8 +73,8 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
         )
         of_x = TensorMap(scales.view(0, (groups, c.m), (pitch, 1)), (1, t.bm))
         kernel = _kernel(t, SCALES[w.scale.dtype])
-        maps = (self.rows_map(codes, t.bm // t.cluster), self.rows_map(w.weight, t.bn), of_x)
-        return [quantized, self.launch(c, t, kernel, (*maps, w.scale, self.y(c.y.data, t)), steps, pdl=True)]
+        maps = (self.rows_map(codes, t.bm // t.across), self.rows_map(w.weight, t.bn // t.down), of_x)
+        return [quantized, self.launch(c, t, kernel, (*maps, w.scale, c.y.data), steps, pdl=True)]
 
     def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
         """The float64 product of quantized x and stored weights."""
@@ -89,4 +89,4 @@ def _values(stored: Any) -> np.ndarray:
 
 
 def _kernel(t: Tile, scale: L.Scalar) -> Kernel:
-    return wgmma_fp8(t.bm, t.bn, t.stages, t.mapped, t.cluster, scale)
+    return wgmma_fp8(t.bm, t.bn, t.stages, t.across, t.down, scale)

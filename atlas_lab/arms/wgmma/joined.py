@@ -11,7 +11,7 @@ from atlas_lab.arms.mma.base import JOINED, one_kind, under
 from atlas_lab.arms.wgmma.base import OnWarpgroups
 from atlas_lab.arms.wgmma.bf16 import Bf16Wgmma
 from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma
-from atlas_lab.arms.wgmma.tiles import NARROW, Tile
+from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.arm import projections_of
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
@@ -49,26 +49,19 @@ class Joined(OnWarpgroups):
     def counts(self, c: Call) -> Sequence[int]:
         return c.counts
 
-    def tile(self, c: Call) -> Tile:
-        """The one that serves a call; where that cannot store its projections, the model's first that can."""
-        t = super().tile(c)
-        if t.stores(c.counts):
-            return t
-        return self._ordered(self.tiles()[0], NARROW, c.counts, c.k, c.context.target)[0]
-
     def operands(self, c: Call, t: Tile) -> tuple[Argument, ...]:
         """What the kernel takes of each weight, field by field, then of each part of y; the last projection stands for
         those that there are not."""
         weights = [self.weight(w, t) for w in c.weights.values()]
         starts = accumulate(c.counts, initial=0)
         parts = [c.y.data.view(at, (c.m, n), (c.n, 1)) for at, n in zip(starts, c.counts, strict=False)]
-        fields = [*zip(*weights, strict=True), tuple(self.y(part, t) for part in parts)]
+        fields = [*zip(*weights, strict=True), tuple(parts)]
         return tuple(a for field in fields for a in (*field, *field[-1:] * (MOST - len(field))))
 
     def borders(self, c: Call, t: Tile) -> tuple[int, ...]:
         """Where the second and the third projection begin among the columns that the kernel counts, past all of them
         where there is none; the columns of y; where they begin there."""
-        one, two, *_ = (round_up(at, t.bn * t.cluster) for at in t.begins(c.counts)[1:])
+        one, two, *_ = (round_up(at, t.bn * t.across) for at in t.begins(c.counts)[1:])
         first, second, *_ = accumulate(c.counts)
         return one, two, c.n, first, second
 
@@ -78,7 +71,7 @@ class Bf16WgmmaJoined(Joined, Bf16Wgmma):
 
     name = "bf16_wgmma_joined"
     narrow = (256, 136, 128)
-    wide = ((256, 1), (136, 1), (128, 1))
+    wide = ((256, 1, 2), (256, 1, 1), (136, 1, 1))
 
     def declare(self, p: Projection) -> Declaration:
         return Bind(p.weight, key=f"weight {p.role}")

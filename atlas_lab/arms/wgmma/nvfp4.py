@@ -62,7 +62,7 @@ class Nvfp4Wgmma(Transposed):
         t = self.tile(c)
         ordered = c.scratch.get("x.ordered")
         first = self.cleared(c, t) if ordered is None else [self._order(c, t, ordered)]
-        x = self.rows_map(ordered or c.x.data, t.bm // t.cluster)
+        x = self.rows_map(ordered or c.x.data, t.bm // t.across)
         divides = int(next(iter(c.weights)).partition(" ")[0].endswith("_reciprocal"))
         args, tail = (x, *self.operands(c, t)), (divides, *self.borders(c, t))
         return [*first, self.launch(c, t, self.kernel(t, ordered is not None), args, tail, pdl=True)]
@@ -73,7 +73,7 @@ class Nvfp4Wgmma(Transposed):
         return TensorMap(lines, (t.bn // 16, LINES, ROW), promotion=256), w.global_scale
 
     def kernel(self, t: Tile, ordered: bool) -> Kernel:
-        return wgmma_nvfp4(t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.cluster, ordered, joined=self.joined)
+        return wgmma_nvfp4(t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.across, ordered, joined=self.joined)
 
 
 def _serves_many(t: Tile) -> bool:

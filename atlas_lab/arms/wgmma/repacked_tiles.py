@@ -39,10 +39,6 @@ class RepackedTile(Tile):
         return ISSUED
 
     @property
-    def mapped(self) -> bool:
-        return False
-
-    @property
     def stage(self) -> int:
         return stage_bytes(self.bm, self.bn)
 
@@ -76,10 +72,10 @@ class RepackedTile(Tile):
         products = self.bm * self.bn * SPAN / element_rate(target, pipe)
         return max(
             ALONE,
-            beside * (STEP + SPAN // 16 * groups * PRODUCT + products + POWER * (x / self.cluster + w) / L2_BYTES),
+            beside * (STEP + SPAN // 16 * groups * PRODUCT + products + POWER * (x / self.across + w) / L2_BYTES),
             beside * groups * 4 * self.issued / QUARTERS,
             beside * groups * (x + 2 * w) / SHARED_BYTES,
-            beside * (x / self.cluster + w) / L2_BYTES,
+            beside * (x / self.across + w) / L2_BYTES,
             beside * w / (PULL * read_share(target)) if m <= self.bm else 0.0,
         )
 

@@ -10,7 +10,7 @@ from atlas_lab.core.chip import PULL, clock
 from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import round_up
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, stages_of, threads_of, warps_of
-from atlas_lab.kernels.gemm.wgmma_store import OUT_COLUMNS, WARP_BYTES
+from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES
 
 NARROW, WIDE = GROUP_ROWS, 2 * GROUP_ROWS  # rows of a tile, for M up to 64 and above
 L2_BYTES = 56  # a clock that an SM gets from L2 while all ask
@@ -24,19 +24,21 @@ SHARED_BYTES = 128  # a clock that the matrix units get from shared memory
 
 @dataclass(frozen=True)
 class Tile:
-    """bm x bn outputs of a block, whose loads of x `cluster` blocks share, with `beside` bytes of a stage for each row
-    of x beside x and W, and `exposed` clocks of a stage that overlap with no products. `mapped`: stored by the copy
-    engine, which needs N in multiples of 8."""
+    """bm x bn outputs of a block. A cluster takes neighbours, `across` in a row, which share their loads of x, and
+    `down` in a column, which share those of W. `beside` bytes of a stage for each row of x beside x and W, and
+    `exposed` clocks of a stage that overlap with no products."""
 
     bm: int
     bn: int
-    cluster: int = 1
+    across: int = 1
+    down: int = 1
     beside: int = 0
     exposed: int = 0
 
     @property
-    def mapped(self) -> bool:
-        return self.bn % OUT_COLUMNS == 0
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.across * self.down
 
     @property
     def stage(self) -> int:
@@ -46,7 +48,7 @@ class Tile:
     @property
     def outside(self) -> int:
         """Bytes of shared memory that stores go through."""
-        return self.bm // 16 * WARP_BYTES if self.mapped else 0
+        return self.bm // 16 * WARP_BYTES
 
     @property
     def stages(self) -> int:
@@ -65,25 +67,25 @@ class Tile:
         """Stages of a tile, for rows of `k_bytes` of x."""
         return -(-k_bytes // ROW)
 
-    def stores(self, counts: Sequence[int]) -> bool:
-        """Whether projections of so many columns, side by side in y, can be stored."""
-        return not self.mapped or all(n % 8 == 0 for n in counts)
-
     def begins(self, counts: Sequence[int]) -> tuple[int, ...]:
         """Where projections of so many columns begin and the last ends, if each begins at a tile of its own."""
-        wide = self.bn * self.cluster
+        wide = self.bn * self.across
         return tuple(accumulate((*(round_up(n, wide) for n in counts[:-1]), counts[-1]), initial=0))
 
     def blocks(self, m: int, n: int) -> int:
         """Tiles of y, those of clusters that have blocks to spare too."""
-        return -(-m // self.bm) * -(-n // (self.bn * self.cluster)) * self.cluster
+        return self.rows(m) * -(-n // (self.bn * self.across)) * self.cluster
+
+    def rows(self, m: int) -> int:
+        """Rows of tiles, or of clusters that have several."""
+        return -(-m // (self.bm * self.down))
 
     def grid(self, m: int, n: int, k_bytes: int, sms: int, cut: bool) -> int:
         """Blocks of a launch: no more than run at once; where tiles are cut, whole groups of one for each row of tiles,
         which have LEAST stages each."""
         if not cut:
             return min(self.blocks(m, n), self.at_once(sms))
-        group = -(-m // self.bm) * self.cluster
+        group = self.rows(m) * self.cluster
         shares = max(self.blocks(m, n) // group * self.steps(k_bytes) // LEAST, 1)
         return min(shares, self.at_once(sms) // group) * group
 
@@ -102,7 +104,7 @@ class Tile:
             + max(
                 self.bm * self.bn * per_row / element_rate(target, pipe),
                 self.bm // GROUP_ROWS * (GROUP_ROWS + self.bn) * ROW / SHARED_BYTES,
-                (self.bm / self.cluster + self.bn) * ROW / L2_BYTES,
+                (self.bm / self.across + self.bn / self.down) * ROW / L2_BYTES,
                 self.bn * ROW / (PULL * read_share(target)) if m <= self.bm else 0.0,
             )
         )
@@ -122,7 +124,7 @@ class Tile:
 
     def cut(self, m: int, n: int, k_bytes: int, target: Target, pipe: str) -> bool:
         """Whether tiles that would leave SMs idle are better cut, of which a row of tiles takes at most every other."""
-        if 2 * -(-m // self.bm) * self.cluster > self.at_once(target.sms):
+        if 2 * self.rows(m) * self.cluster > self.at_once(target.sms):
             return False
         whole, shared = (self.busiest(m, n, k_bytes, target, pipe, cut) for cut in (False, True))
         return shared < whole
@@ -147,9 +149,9 @@ def element_rate(target: Target, pipe: str) -> float:
 def ordered(
     tiles: Iterable[Tile], m: int, counts: Sequence[int], k_bytes: int, target: Target, pipe: str
 ) -> list[Tile]:
-    """Tiles that may store y, of projections of `counts` columns, and whose clusters fit, the fastest by the model
-    first; equal ones as they came; none where the target has no such pipe."""
+    """Tiles whose clusters fit, for projections of `counts` columns, the fastest by the model first; equal ones as they
+    came; none where the target has no such pipe."""
     if pipe not in target.math:
         return []
-    fit = [t for t in tiles if t.stores(counts) and t.at_once(target.sms)]
+    fit = [t for t in tiles if t.at_once(target.sms)]
     return sorted(fit, key=lambda t: t.clocks(m, t.begins(counts)[-1], k_bytes, target, pipe))

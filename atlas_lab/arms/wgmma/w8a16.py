@@ -78,7 +78,7 @@ class Fp8Wgmma(Transposed):
         t = self.tile(c)
         ((key, w),) = c.weights.items()
         ordered = c.scratch["x.ordered"]
-        x = self.rows_map(ordered, t.bm // t.cluster)
+        x = self.rows_map(ordered, t.bm // t.across)
         w_map = TensorMap(w.weight, (t.bn, BK), swizzle=ROW, promotion=256)
         scales = replace(w.scale, dtype="u8", shape=(w.scale.bytes,))
         grid = (-(-c.k // BK), 1) if key == "blocks" else (0, 0)
@@ -88,4 +88,4 @@ class Fp8Wgmma(Transposed):
 
 
 def _kernel(t: Tile) -> Kernel:
-    return wgmma_w8a16(t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.cluster)
+    return wgmma_w8a16(t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.across)

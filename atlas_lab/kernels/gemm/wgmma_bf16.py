@@ -5,11 +5,11 @@ stored; each warpgroup multiplies 64 rows, one group of products in flight while
 """
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of, store_one_of
+from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, ring, roles, threads_of, warps_of
-from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, map_storer, thread_storer
-from atlas_lab.kernels.gemm.wgmma_walk import alike, loader, own_group, uniform, walk
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, row_storer
+from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 from atlas_lab.kernels.gemv.stream import one_of
 
 BK = ROW // 2  # K of one stage
@@ -17,56 +17,48 @@ PRODUCTS = BK // 16
 
 
 @L.family
-def wgmma_bf16(
-    bm: int, bn: int, stages: int, mapped: bool = True, cluster: int = 1, raster: int = 16, joined: bool = False
-):
-    """x BF16 `[m, k]`, W BF16 `[n, k]` as maps of boxes `[bm / cluster, 64]` and `[bn, 64]` swizzled by 128 bytes; y
-    BF16 `[m, n]`, with `mapped` as a map of boxes `[16, 64]` so swizzled (bn a multiple of 64, n of 8), else row-major
-    and any n; any m, k a multiple of 8.
+def wgmma_bf16(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, raster: int = 16, joined: bool = False):
+    """x BF16 `[m, k]`, W BF16 `[n, k]` as maps of boxes `[bm / across, 64]` and `[bn / down, 64]` swizzled by 128
+    bytes; y BF16 `[m, n]` row-major; any m and n, k a multiple of 8.
 
-    Tiles of bm (64 or 128) x bn (a multiple of 8 up to 256) outputs, of neighbours in a row by the blocks of a cluster,
-    which share their loads of x; sums run in ascending K, 16 at a time, in FP32. `joined`: three weights and parts of
-    y, alike or the last again, as in `wgmma_joined`; with `mapped` each begins at a multiple of 8 columns.
+    Tiles of bm (64 or 128) x bn (a multiple of 8 up to 256) outputs; a cluster takes neighbours, `across` in a row,
+    which share their loads of x, and `down` in a column, which share those of W; sums run in ascending K, 16 at a time,
+    in FP32. `joined`: three weights and parts of y, alike or the last again, as in `wgmma_joined`.
     """
     consumers = bm // GROUP_ROWS
     stage = (bm + bn) * ROW
     out_at = stages * stage
-    of_stages = ring(stages, stage, out_at + 4 * consumers * WARP_BYTES * mapped, bm, cluster)
-    of_tiles = walk(bm, bn, raster, cluster)
+    of_stages = ring(stages, stage, out_at + warps_of(bm) * WARP_BYTES, bm, across, bn=bn, down=down)
+    of_tiles = walk(bm, bn, raster, across, down)
     multiply, wait, count = L.wgmma(L.bf16, bn), L.wgmma_wait(bn // 2), bn // 2
-    store_map = map_storer(bn, out_at, store_one_of if joined else L.tma_store_2d) if mapped else None
-    store_threads = None if mapped else thread_storer(bn)
-    parts_of = meeting(warps_of(bm), count, cluster)
+    store_rows = row_storer(bn, out_at)
+    parts_of = meeting(warps_of(bm), count, across * down)
     loading, multiplying = roles(bm)
 
     @L.device
     def bring_w(s, w, col0, step):
-        L.tma_load_2d(L.dynamic_shared(L.u8, 0), s * stage + bm * ROW, w, (col0, step * BK), of_stages.full(), s)
+        of_stages.columns(s * stage + bm * ROW, w, col0, step * BK, s)
 
     @L.device
     def bring_x(s, x, row0, step):
         of_stages.rows(s * stage, x, row0, step * BK, s)
 
-    load = loader(of_stages, of_tiles, BK, stages, bring_of(bring_w) if joined else bring_w, bring_x)
+    load = loader(
+        of_stages, walk(bm, bn, raster, across, down), BK, stages, bring_of(bring_w) if joined else bring_w, bring_x
+    )
 
     @L.device
     def store_alone(into, acc, row, col, m):
         y, n = into
-        if mapped:
-            store_map(y, acc, L.warp_id(), row, col)
-        else:
-            store_threads(y, acc, row, col, m, n, n, n)
+        store_rows(y, acc, L.warp_id(), row, col, m, n, n, n)
 
     @L.device
     def store_part(into, acc, row, col, m):
         y, n, borders = into
         which, inside, count = part_of(col, n, borders)
-        if mapped:
-            store_map((y[0], y[1], y[2], which), acc, L.warp_id(), row, inside)
-        else:
-            here = one_of(which, y[0], y[1], y[2])
-            pitch, first, second = borders[2], borders[3], borders[4]
-            store_threads(here, acc, row, inside, m, count, pitch, L.i32(pitch | first | second))
+        here = one_of(which, y[0], y[1], y[2])
+        pitch, first, second = borders[2], borders[3], borders[4]
+        store_rows(here, acc, L.warp_id(), row, inside, m, count, pitch, L.i32(pitch | first | second))
 
     store = store_part if joined else store_alone
 
@@ -84,11 +76,10 @@ def wgmma_bf16(
             tiles = L.dynamic_shared(L.u8, 0)
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32((k + BK - 1) // BK)
-            at = of_tiles.first(m, n, steps, cut)
-            tile, begin, end = uniform(of_tiles.part(at, steps))
+            of_stages.take(s, phase)
+            tile, begin, end, row0, col0 = of_stages.part(s)
             while begin < end:
-                row0, col0 = of_tiles.at(tile, m, n)
-                row0 = alike(row0 + GROUP_ROWS * group)
+                row0 = L.i32(row0 + GROUP_ROWS * group)
                 if row0 < m:
                     acc = L.zeros(count)
                     for step in range(begin, end):
@@ -106,22 +97,21 @@ def wgmma_bf16(
                         s, phase = of_stages.after(s, phase)
                     acc = wait(acc, 0)
                     of_stages.release(of_stages.before(s))
-                    row = row0 + 16 * (L.warp_id() & 3)
                     if end < steps:
                         parts_of.leave(parts, flags, acc, L.warp_id())
                     else:
                         if begin > 0:
-                            acc = parts_of.add(parts, flags, acc, L.warp_id(), at, tile, begin, steps)
-                        store(into, acc, row, col0, m)
+                            shares = of_tiles.shares(m, n, steps, cut)
+                            acc = parts_of.add(parts, flags, acc, L.warp_id(), shares, tile, begin, steps)
+                        store(into, acc, row0 + 16 * (L.warp_id() & 3), col0, m)
                 else:  # all its rows lie past x: nothing to multiply
                     for _ in range(begin, end):
                         of_stages.take(s, phase)
                         of_stages.release(s)
                         s, phase = of_stages.after(s, phase)
-                at = of_tiles.after(at, steps)
-                tile, begin, end = uniform(of_tiles.part(at, steps))
-            if mapped and L.lane_id() == 0:
-                L.bulk_wait_read(0)
+                of_stages.take(s, phase)
+                tile, begin, end, row0, col0 = of_stages.part(s)
+            of_stages.release(s)
 
     if joined:
 
@@ -131,9 +121,9 @@ def wgmma_bf16(
             w0: L.InMap[L.bf16],
             w1: L.InMap[L.bf16],
             w2: L.InMap[L.bf16],
-            y0: (L.OutMap if mapped else L.Out)[L.bf16],
-            y1: (L.OutMap if mapped else L.Out)[L.bf16],
-            y2: (L.OutMap if mapped else L.Out)[L.bf16],
+            y0: L.Out[L.bf16],
+            y1: L.Out[L.bf16],
+            y2: L.Out[L.bf16],
             parts: L.InOut[L.f32],
             flags: L.InOut[L.u32],
             m: L.i32,
@@ -155,7 +145,7 @@ def wgmma_bf16(
     def kernel(
         x: L.InMap[L.bf16],
         w: L.InMap[L.bf16],
-        y: (L.OutMap if mapped else L.Out)[L.bf16],
+        y: L.Out[L.bf16],
         parts: L.InOut[L.f32],
         flags: L.InOut[L.u32],
         m: L.i32,

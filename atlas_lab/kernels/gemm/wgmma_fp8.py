@@ -8,9 +8,9 @@ import functools
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, ring, roles, threads_of, warps_of
-from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, map_storer, thread_storer
-from atlas_lab.kernels.gemm.wgmma_walk import alike, loader, own_group, uniform, walk
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, row_storer
+from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 
 BK = ROW  # K of one stage: a column of W's grid of scales, a group of x's
 PRODUCTS = BK // 32
@@ -51,12 +51,10 @@ def scaled_add(count: int):
 
 
 @L.family
-def wgmma_fp8(
-    bm: int, bn: int, stages: int, mapped: bool = True, cluster: int = 1, scale: L.Scalar = L.f32, raster: int = 16
-):
-    """x E4M3 `[m, k]` and W E4M3 `[n, k]` as maps of boxes `[bm / cluster, 128]` and `[bn, 128]` swizzled by 128 bytes;
-    scales of x F32 `[ceil(k/128), m]` as a map of boxes `[1, bm]`; scales of W F32 or BF16, one for 128x128, `down` and
-    `across` elements apart (0: one for all); y and its tiles as in `wgmma_bf16`; k a multiple of 16.
+def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, scale: L.Scalar = L.f32, raster: int = 16):
+    """x E4M3 `[m, k]` and W E4M3 `[n, k]` as maps of boxes `[bm / across, 128]` and `[bn / down, 128]` swizzled by 128
+    bytes; scales of x F32 `[ceil(k/128), m]` as a map of boxes `[1, bm]`; scales of W F32 or BF16, one for 128x128,
+    `below` and `aside` elements apart (0: one for all); y and its tiles as in `wgmma_bf16`; k a multiple of 16.
 
     Sums run over 128 of K in the matrix unit, 32 at a time; each, times the product of both scales, is added in FP32.
     Raises ValueError for columns that lie in more than two rows of W's grid.
@@ -67,20 +65,19 @@ def wgmma_fp8(
     consumers = bm // GROUP_ROWS
     stage = (bm + bn) * ROW
     out_at = stages * stage
-    scales_at = out_at + 4 * consumers * WARP_BYTES * mapped
-    of_stages = ring(stages, stage + 4 * bm, scales_at + 4 * bm * stages, bm, cluster)
-    of_tiles = walk(bm, bn, raster, cluster)
+    scales_at = out_at + warps_of(bm) * WARP_BYTES
+    of_stages = ring(stages, stage + 4 * bm, scales_at + 4 * bm * stages, bm, across, bn=bn, down=down)
+    of_tiles = walk(bm, bn, raster, across, down)
     load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
     multiply, wait, count = L.wgmma(L.e4m3, bn), L.wgmma_wait(bn // 2), bn // 2
     add = scaled_add(count)
-    store_map = map_storer(bn, out_at) if mapped else None
-    store_threads = None if mapped else thread_storer(bn)
-    parts_of = meeting(warps_of(bm), count, cluster)
+    store = row_storer(bn, out_at)
+    parts_of = meeting(warps_of(bm), count, across * down)
     loading, multiplying = roles(bm)
 
     @L.device
     def bring_w(s, w, col0, step):
-        L.tma_load_2d(L.dynamic_shared(L.u8, 0), s * stage + bm * ROW, w, (col0, step * BK), of_stages.full(), s)
+        of_stages.columns(s * stage + bm * ROW, w, col0, step * BK, s)
 
     @L.device
     def bring_x(s, maps, row0, step):
@@ -112,21 +109,31 @@ def wgmma_fp8(
         L.cuda.syncwarp()  # all lanes have their scales: the stage is released after this
         return L.mul_rn(u, left), L.mul_rn(v, left), L.mul_rn(u, right), L.mul_rn(v, right)
 
+    @L.device
+    def one(acc, part, s, phase, group, of_block, scales, of_rows, mine, border, column):
+        """A stage by itself."""
+        of_stages.take(s, phase)
+        part = products(part, s, group)
+        f = factors(scales, of_block, column, of_rows, s * bm + mine)
+        part = wait(part, 0)
+        of_stages.release(s)
+        return add(acc, part, f, border), part
+
     @L.kernel(launch_bounds=(threads_of(bm), 1))
     def kernel(
         x: L.InMap[L.e4m3],
         w: L.InMap[L.e4m3],
         x_scales: L.InMap[L.f32],
         scales: L.In[scale],
-        y: (L.OutMap if mapped else L.Out)[L.bf16],
+        y: L.Out[L.bf16],
         parts: L.InOut[L.f32],
         flags: L.InOut[L.u32],
         m: L.i32,
         n: L.i32,
         k: L.i32,
         cut: L.i32,
-        down: L.i32,
-        across: L.i32,
+        below: L.i32,
+        aside: L.i32,
     ):
         of_stages.begin()
         group = own_group()
@@ -140,74 +147,66 @@ def wgmma_fp8(
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32((k + BK - 1) // BK)
             mine = L.i32(16 * L.warp_id() + (L.lane_id() >> 2))  # of the tile's rows, and 8 further
-            at = of_tiles.first(m, n, steps, cut)
-            tile, begin, end = uniform(of_tiles.part(at, steps))
+            of_stages.take(s, phase)
+            tile, begin, end, row0, col0 = of_stages.part(s)
             while begin < end:
-                row0, col0 = of_tiles.at(tile, m, n)
-                row0 = alike(row0 + GROUP_ROWS * group)
+                row0 = L.i32(row0 + GROUP_ROWS * group)
                 if row0 < m:
                     first = min(L.i32(col0 >> 7), L.i32((n - 1) >> 7))
                     second = min(first + 1, L.i32((n - 1) >> 7))
                     border = L.i32((BLOCK * (first + 1) - col0) >> 3) if two else L.i32(count)
                     acc = L.zeros(count)
-                    of_block = (L.i32(first * down), L.i32(second * down))
+                    of_block = (L.i32(first * below), L.i32(second * below))
                     if ahead:
-                        # two sets of sums: one is scaled and added while the products of the other run
+                        # two sets of sums: one is scaled and added while the products of the other run; of the second
+                        # warpgroup's stages the first is alone, so that both never wait for the last of a pair together
                         p, q = L.zeros(count), L.zeros(count)
+                        for_q = (L.f32(0), L.f32(0), L.f32(0), L.f32(0))
                         step = begin
-                        if (end - begin) & 1:
-                            of_stages.take(s, phase)
-                            p = products(p, s, group)
-                            for_p = factors(scales, of_block, step * across, of_rows, s * bm + mine)
-                            p = wait(p, 0)
-                            of_stages.release(s)
+                        if group:
+                            acc, p = one(acc, p, s, phase, group, of_block, scales, of_rows, mine, border, step * aside)
                             s, phase = of_stages.after(s, phase)
-                            acc = add(acc, p, for_p, border)
                             step = L.i32(step + 1)
-                        while step < end:
+                        while step + 1 < end:
                             of_stages.take(s, phase)
                             p = products(p, s, group)
-                            for_p = factors(scales, of_block, step * across, of_rows, s * bm + mine)
+                            for_p = factors(scales, of_block, step * aside, of_rows, s * bm + mine)
+                            acc = add(acc, q, for_q, border)
                             s, phase = of_stages.after(s, phase)
                             of_stages.take(s, phase)
                             q = products(q, s, group)
-                            for_q = factors(scales, of_block, (step + 1) * across, of_rows, s * bm + mine)
+                            for_q = factors(scales, of_block, (step + 1) * aside, of_rows, s * bm + mine)
                             p = wait(p, 1)
                             of_stages.release(of_stages.before(s))
                             acc = add(acc, p, for_p, border)
                             q = wait(q, 0)
                             of_stages.release(s)
                             s, phase = of_stages.after(s, phase)
-                            acc = add(acc, q, for_q, border)
                             step = L.i32(step + 2)
+                        acc = add(acc, q, for_q, border)
+                        if step < end:
+                            acc, p = one(acc, p, s, phase, group, of_block, scales, of_rows, mine, border, step * aside)
+                            s, phase = of_stages.after(s, phase)
                     else:
                         part = L.zeros(count)
                         for step in range(begin, end):
-                            of_stages.take(s, phase)
-                            part = products(part, s, group)
-                            f = factors(scales, of_block, step * across, of_rows, s * bm + mine)
-                            part = wait(part, 0)
-                            of_stages.release(s)
+                            column = step * aside
+                            acc, part = one(acc, part, s, phase, group, of_block, scales, of_rows, mine, border, column)
                             s, phase = of_stages.after(s, phase)
-                            acc = add(acc, part, f, border)
-                    row = row0 + 16 * (L.warp_id() & 3)
                     if end < steps:
                         parts_of.leave(parts, flags, acc, L.warp_id())
                     else:
                         if begin > 0:
-                            acc = parts_of.add(parts, flags, acc, L.warp_id(), at, tile, begin, steps)
-                        if mapped:
-                            store_map(y, acc, L.warp_id(), row, col0)
-                        else:
-                            store_threads(y, acc, row, col0, m, n, n, n)
+                            shares = of_tiles.shares(m, n, steps, cut)
+                            acc = parts_of.add(parts, flags, acc, L.warp_id(), shares, tile, begin, steps)
+                        store(y, acc, L.warp_id(), row0 + 16 * (L.warp_id() & 3), col0, m, n, n, n)
                 else:  # all its rows lie past x: nothing to multiply
                     for _ in range(begin, end):
                         of_stages.take(s, phase)
                         of_stages.release(s)
                         s, phase = of_stages.after(s, phase)
-                at = of_tiles.after(at, steps)
-                tile, begin, end = uniform(of_tiles.part(at, steps))
-            if mapped and L.lane_id() == 0:
-                L.bulk_wait_read(0)
+                of_stages.take(s, phase)
+                tile, begin, end, row0, col0 = of_stages.part(s)
+            of_stages.release(s)
 
     return kernel

@@ -38,15 +38,3 @@ def part_of(col, n, borders):
     one, two, columns, first, second = borders
     which, inside, _ = segment(col, n, one, two)
     return which, inside, one_of(which, first, L.i32(second - first), L.i32(columns - second))
-
-
-@L.device
-def store_one_of(y, at, src, i):
-    """`tma_store_2d` to one of three maps, y being `(y0, y1, y2, which)`."""
-    y0, y1, y2, which = y
-    if which == 2:
-        L.tma_store_2d(y2, at, src, i)
-    elif which == 1:
-        L.tma_store_2d(y1, at, src, i)
-    else:
-        L.tma_store_2d(y0, at, src, i)

@@ -8,9 +8,9 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of
 from atlas_lab.kernels.gemm.wgmma_lanes import in_lanes_order, in_order
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, ring, roles, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
 from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
-from atlas_lab.kernels.gemm.wgmma_walk import loader, own_group, uniform, walk
+from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 from atlas_lab.kernels.gemv.mma_lanes import SPAN, UNIT
 from atlas_lab.kernels.gemv.stream import one_of
 
@@ -56,7 +56,7 @@ def wgmma_nvfp4(
     store = transposed_storer(bm, out_at)
     pick_of, scales_of, weights = in_lanes_order if ordered else in_order
     parts_of = meeting(warps_of(bn), count, cluster)
-    loading, multiplying = roles(bn)
+    loading, multiplying = roles(bn, 16 if bm > 192 else 0)
 
     @L.device
     def bring_w(s, w, col0, step):
@@ -64,7 +64,9 @@ def wgmma_nvfp4(
         L.tma_load_3d(tiles, s * stage + w_at, w, (col0 >> 4, step * LINES, 0), of_stages.full(), s)
 
     bring_x = bring_halves(of_stages, bm, stage)
-    load = loader(of_stages, of_tiles, SPAN, stages, bring_of(bring_w) if joined else bring_w, bring_x)
+    load = loader(
+        of_stages, walk(bm, bn, raster, cluster), SPAN, stages, bring_of(bring_w) if joined else bring_w, bring_x
+    )
 
     @L.device
     def alpha_of(tensor_scale, divides):
@@ -109,10 +111,9 @@ def wgmma_nvfp4(
             alphas = alphas_of(g, divides)
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32(k // SPAN)
-            place = of_tiles.first(m, n, steps, cut)
-            tile, begin, end = uniform(of_tiles.part(place, steps))
+            of_stages.take(s, phase)
+            tile, begin, end, row0, col0 = of_stages.part(s)
             while begin < end:
-                row0, col0 = of_tiles.at(tile, m, n)
                 acc = L.zeros(count)
                 for step in range(begin, end):
                     of_stages.take(s, phase)
@@ -147,10 +148,12 @@ def wgmma_nvfp4(
                     parts_of.leave(parts, flags, acc, warp)
                 else:
                     if begin > 0:
-                        acc = parts_of.add(parts, flags, acc, warp, place, tile, begin, steps)
+                        shares = of_tiles.shares(m, n, steps, cut)
+                        acc = parts_of.add(parts, flags, acc, warp, shares, tile, begin, steps)
                     store_tile(into, alphas, acc, row0, L.i32(col0 + 16 * warp), m)
-                place = of_tiles.after(place, steps)
-                tile, begin, end = uniform(of_tiles.part(place, steps))
+                of_stages.take(s, phase)
+                tile, begin, end, row0, col0 = of_stages.part(s)
+            of_stages.release(s)
 
     if joined:
 

@@ -24,9 +24,9 @@ CLEARED = 256  # flags that a block clears
 class Meeting(NamedTuple):
     """Device functions of a consumer warp, number `warp` of those that multiply.
 
-    `leave(parts, flags, acc, warp)`: its sums of a part that does not end its tile. `add(parts, flags, acc, warp, at,
-    tile, begin, steps)`: its sums of the part that ends a tile, from step `begin` on, plus those of the blocks before
-    it, the nearest first; `at` is the block's place in its walk. Both wait for the launch before, which clears the
+    `leave(parts, flags, acc, warp)`: its sums of a part that does not end its tile. `add(parts, flags, acc, warp,
+    shares, tile, begin, steps)`: its sums of the part that ends a tile, from step `begin` on, plus those of the blocks
+    before it, the nearest first; `shares` is what the walk's says. Both wait for the launch before, which clears the
     flags.
     """
 
@@ -94,9 +94,9 @@ def meeting(warps: int, count: int, cluster: int) -> Meeting:
             L.st_release_b32(flags, slot, L.u32(1))
 
     @L.device
-    def add(parts, flags, acc, warp, at, tile, begin, steps):
+    def add(parts, flags, acc, warp, shares, tile, begin, steps):
         L.grid_wait()
-        common, rows = at[4], at[5]
+        common, rows = shares
         groups, group = L.i32(cuda.gridDim.x // cluster // rows), L.i32(cuda.blockIdx.x // cluster // rows)
         first = L.i32(tile // rows * steps)
         done = L.i32(first + begin)

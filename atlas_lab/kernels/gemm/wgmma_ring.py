@@ -1,11 +1,12 @@
 """Parts of the GEMMs on warpgroups: a ring of stages that one thread fills by TMA and warpgroups multiply from.
 
 Dynamic shared memory: the stages, then what a kernel keeps beside them, then mbarriers, a `full` and an `empty` for
-every stage. A stage is full when all its bytes came; it is empty again when each consumer warp arrived. Tiles of
-operands are rows of 128 bytes of K, swizzled by 128 bytes.
+every stage, then which part of which tile a stage begins. A stage is full when all its bytes came; it is empty again
+when each consumer warp arrived. Tiles of operands are rows of 128 bytes of K, swizzled by 128 bytes.
 
-Blocks of a cluster multiply the same rows of x: each loads a part of them for all, once the stage is empty in all of
-them, so consumers arrive in every block. They arrive relaxed: a release at cluster scope is a fence of the whole memory
+Blocks of a cluster are neighbours `across` a row of tiles of y, which multiply the same rows of x, and `down` a column,
+which multiply the same rows of W: each loads a part of what it shares for all, once the stage is empty in all of them,
+so consumers arrive in every such block. They arrive relaxed: a release at cluster scope is a fence of the whole memory
 (0.7 us under load), and all that they hand back is memory they have read.
 """
 
@@ -22,9 +23,10 @@ GROUP_ROWS = 64  # rows of a tile that one warpgroup multiplies
 GROUP_BYTES = GROUP_ROWS * ROW
 SHARED_LIMIT = 232448  # bytes a block may have, compute capability 9.0
 MOST_STAGES = 8
-# of a thread that loads and of one that multiplies, by warpgroups that multiply; an SM has 65536
-REGISTERS = {2: (56, 224), 3: (56, 144)}
-BARS = 16  # bytes of a stage's mbarriers
+LOADS = 56  # registers of a thread that loads
+MULTIPLIES = {2: 224, 3: 144}  # of one that multiplies, by warpgroups that do; an SM has 65536
+SWIZZLED = 8  # rows after which the swizzle repeats
+BARS = 48  # bytes of a stage's mbarriers, and of the part that it begins
 
 
 def threads_of(rows: int) -> int:
@@ -34,10 +36,11 @@ def threads_of(rows: int) -> int:
 
 
 @functools.cache
-def roles(rows: int) -> tuple[L.DeviceFunction, L.DeviceFunction]:
-    """What warpgroups call first where they load and where they multiply `rows`: who has how many registers."""
+def roles(rows: int, moved: int = 0) -> tuple[L.DeviceFunction, L.DeviceFunction]:
+    """What warpgroups call first where they load and where they multiply `rows`: who has how many registers, `moved` of
+    them from each thread that loads, half as many to each of two that multiply."""
     several = rows > GROUP_ROWS
-    few, many = REGISTERS.get(rows // GROUP_ROWS, (0, 0))
+    few, many = LOADS - moved, MULTIPLIES.get(rows // GROUP_ROWS, 0) + moved // 2 * (rows == 2 * GROUP_ROWS)
 
     @L.device
     def loading():
@@ -50,6 +53,19 @@ def roles(rows: int) -> tuple[L.DeviceFunction, L.DeviceFunction]:
             L.setmaxnreg_inc(many)
 
     return loading, multiplying
+
+
+@L.device
+def alike(value):
+    """A number that is the same in all lanes: now the compiler sees it, and keeps what descriptors of matrices are made
+    of in uniform registers, where it would else move them there before each product."""
+    return L.i32(L.shfl_idx(L.u32(value), 0))
+
+
+@L.device
+def own_group():
+    """The warpgroup's number, seen to be alike."""
+    return alike(L.warpgroup_id())
 
 
 def stages_of(stage: int, beside: int = 0) -> int:
@@ -71,8 +87,11 @@ class Ring(NamedTuple):
     """Device functions of a ring; `s` is a stage's number and `phase` the parity of its round, from (0, 0).
 
     `begin()`: the whole block, once. `fill(s, phase)`: the loading thread, until the stage is empty; then it expects
-    its bytes at mbarrier `(full(), s)`. `rows(at, x, row0, k0, s)`: it loads rows of x to byte `at` of a stage, with a
-    map whose box is the rows of a tile over the blocks of a cluster. `drain(s, phase)`: it exits only after this.
+    its bytes at mbarrier `(full(), s)`. `start(s, phase, part)`: the same for the first stage of a part, five numbers
+    that `part(s)` gives each thread of a consumer warp; `stop(s, phase, part)`: of the last part, for which no bytes
+    come. `rows(at, x, row0, k0, s)`: it loads rows of x to byte `at` of a stage, with a
+    map whose box is the rows of a tile over the blocks across; `columns(at, w, col0, k0, s)`: rows of W, with a map
+    whose box is the columns of a tile over the blocks down. `drain(s, phase)`: it exits only after this.
     `take(s, phase)`: a consumer, until the stage is full. `release(s)`: every thread of a consumer warp, which will not
     read it again. `after(s, phase)` and `before(s)`: the stages around it.
     """
@@ -80,7 +99,11 @@ class Ring(NamedTuple):
     begin: L.DeviceFunction
     full: L.DeviceFunction
     fill: L.DeviceFunction
+    start: L.DeviceFunction
+    stop: L.DeviceFunction
+    part: L.DeviceFunction
     rows: L.DeviceFunction
+    columns: L.DeviceFunction
     drain: L.DeviceFunction
     take: L.DeviceFunction
     release: L.DeviceFunction
@@ -88,21 +111,38 @@ class Ring(NamedTuple):
     before: L.DeviceFunction
 
 
+def _part(of: int, blocks: int, what: str) -> int:
+    """What each of `blocks` loads of `of` rows: whole repeats of a swizzle, or all; raises ValueError."""
+    if blocks > 1 and of % (SWIZZLED * blocks):
+        raise ValueError(f"ring: found {of} rows of {what} for {blocks} blocks, expected a multiple of {SWIZZLED} each")
+    return of // blocks
+
+
 @functools.cache
-def ring(stages: int, expected: int, bars_at: int, bm: int, cluster: int, consumers: int = 0) -> Ring:
-    """`expected` bytes come to each stage, for tiles of `bm` rows of x; the mbarriers lie from byte `bars_at`.
-    `consumers`: warpgroups of a block that multiply, where they are not one for every 64 rows of x. Raises ValueError
-    for rows that warpgroups or blocks cannot share."""
+def ring(
+    stages: int,
+    expected: int,
+    bars_at: int,
+    bm: int,
+    across: int = 1,
+    consumers: int = 0,
+    bn: int = 0,
+    down: int = 1,
+) -> Ring:
+    """`expected` bytes come to each stage, for tiles of `bm` rows of x and, where `columns` is called, `bn` of W; the
+    mbarriers lie from byte `bars_at`. `consumers`: warpgroups of a block that multiply, where they are not one for
+    every 64 rows of x. Raises ValueError for rows that warpgroups or blocks cannot share."""
     if not consumers and bm % GROUP_ROWS:
         raise ValueError(f"ring: found tiles of {bm} rows of x, expected a multiple of {GROUP_ROWS}")
-    if cluster not in (1, 2, 4, 8) or bm % cluster:
-        raise ValueError(
-            f"ring: found {bm} rows of x for a cluster of {cluster}, expected 1, 2, 4 or 8 that divide them"
-        )
-    empty_at = bars_at + 8 * stages
-    arrivals = cluster * warps_of(GROUP_ROWS * consumers or bm)
-    part = bm // cluster
-    everyone = (1 << cluster) - 1
+    if bars_at % 16:
+        raise ValueError(f"ring: found mbarriers from byte {bars_at}, expected a multiple of 16")
+    if across * down not in (1, 2, 4, 8):
+        raise ValueError(f"ring: found clusters of {across} x {down} blocks, expected 1, 2, 4 or 8")
+    empty_at, parts_at, cluster = bars_at + 8 * stages, bars_at + 16 * stages, across * down
+    # a stage is handed back to those that load into it: the block's row and its column of the cluster
+    arrivals = (across + down - 1) * warps_of(GROUP_ROWS * consumers or bm)
+    x_rows, w_rows = _part(bm, across, "x"), _part(bn, down, "W")
+    in_row, in_column = (1 << across) - 1, sum(1 << across * i for i in range(down))
     load, load_for_all = L.tma_load_2d, L.tma_load(2, multicast=True)
 
     @L.device
@@ -129,13 +169,50 @@ def ring(stages: int, expected: int, bars_at: int, bm: int, cluster: int, consum
         L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, expected)
 
     @L.device
+    def say(s, part):
+        parts = L.dynamic_shared(L.u32, parts_at)
+        L.sts_v4_b32(parts, 8 * s, (L.u32(part[0]), L.u32(part[1]), L.u32(part[2]), L.u32(part[3])))
+        L.sts_b32(parts, 8 * s + 4, L.u32(part[4]))
+
+    @L.device
+    def start(s, phase, part):
+        L.mbarrier_wait(L.dynamic_shared(L.u64, empty_at), s, L.u32(phase ^ 1))
+        say(s, part)
+        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, expected)
+
+    @L.device
+    def stop(s, phase, part):
+        L.mbarrier_wait(L.dynamic_shared(L.u64, empty_at), s, L.u32(phase ^ 1))
+        say(s, part)
+        L.mbarrier_arrive(L.dynamic_shared(L.u64, bars_at), s)
+
+    @L.device
+    def part(s):
+        parts = L.dynamic_shared(L.u32, parts_at)
+        v = L.lds_v4_b32(parts, 8 * s)
+        return alike(v[0]), alike(v[1]), alike(v[2]), alike(v[3]), alike(L.lds_b32(parts, 8 * s + 4))
+
+    @L.device
     def rows(at, x, row0, k0, s):
         tiles, bars = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.u64, bars_at)
-        if cluster > 1:
-            first = L.i32(L.cluster_rank()) * part
+        if across > 1:
+            rank = L.i32(L.cluster_rank())
+            first = L.i32(rank % across * x_rows)
+            everyone = L.u32(in_row << (rank // across * across))
             load_for_all(tiles, at + first * ROW, x, (row0 + first, k0), bars, s, everyone)
         else:
             load(tiles, at, x, (row0, k0), bars, s)
+
+    @L.device
+    def columns(at, w, col0, k0, s):
+        tiles, bars = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.u64, bars_at)
+        if down > 1:
+            rank = L.i32(L.cluster_rank())
+            first = L.i32(rank // across * w_rows)
+            everyone = L.u32(in_column << (rank % across))
+            load_for_all(tiles, at + first * ROW, w, (col0 + first, k0), bars, s, everyone)
+        else:
+            load(tiles, at, w, (col0, k0), bars, s)
 
     @L.device
     def drain(s, phase):
@@ -152,7 +229,9 @@ def ring(stages: int, expected: int, bars_at: int, bm: int, cluster: int, consum
     def release(s):
         empty = L.dynamic_shared(L.u64, empty_at)
         if cluster > 1:
-            if L.lane_id() < cluster:
+            lane, rank = L.lane_id(), L.i32(L.cluster_rank())
+            mine = lane // across == rank // across or lane % across == rank % across
+            if lane < cluster and mine:
                 L.mbarrier_arrive_remote_relaxed(L.mapa(empty, L.u32(L.lane_id())), s)
         elif L.lane_id() == 0:
             L.mbarrier_arrive(empty, s)
@@ -166,4 +245,4 @@ def ring(stages: int, expected: int, bars_at: int, bm: int, cluster: int, consum
     def before(s):
         return L.i32(s - 1) if s > 0 else L.i32(stages - 1)
 
-    return Ring(begin, full, fill, rows, drain, take, release, after, before)
+    return Ring(begin, full, fill, start, stop, part, rows, columns, drain, take, release, after, before)

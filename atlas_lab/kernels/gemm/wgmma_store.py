@@ -1,74 +1,83 @@
-"""How the accumulators of a warpgroup's tile become BF16 rows of y: by the copy engine, or thread by thread."""
+"""How the accumulators of a warpgroup's tile become BF16 rows of y.
+
+A warp turns 64 columns at a time through shared memory of its own (`stmatrix`, then 16 bytes a lane), so that it stores
+whole lines and waits for nothing: a copy engine would still be reading the memory when the next columns are due.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.tile import storer
 from atlas_lab.kernels.gemm.wgmma_ring import ROW
 
-OUT_ROWS, OUT_COLUMNS = 16, ROW // 2  # what a warp stores at once: the box of y's map, swizzled by 128 bytes
-OUT_BYTES = OUT_ROWS * ROW
-WARP_BYTES = 2 * OUT_BYTES  # one box is filled while the other is stored
+OUT_ROWS, OUT_COLUMNS = 16, ROW // 2  # what a warp stores at once
+WARP_BYTES = OUT_ROWS * ROW
+CHUNK = 8  # columns of 16 bytes
+ROWS = 32 * CHUNK // OUT_COLUMNS  # that a warp stores together
 
 
 @functools.cache
-def map_storer(bn: int, out_at: int, send: Any = L.tma_store_2d):
-    """A device function `(y, acc, warp, row, col)`: y a map of boxes [16, 64], `warp` the number among those that
-    consume, `row` and `col` the first of its 16 x bn outputs. Its memory lies from byte `out_at`, WARP_BYTES a warp.
-    `send` stores a box, where y is not one map what it takes.
-
-    Stores are still read when it returns: lane 0 waits for that before it exits (`bulk_wait_read`). Raises ValueError
-    where boxes do not divide the columns or its memory starts within what a swizzle repeats after.
-    """
-    if out_at % (8 * ROW):
-        raise ValueError(f"map_storer: found memory from byte {out_at}, expected a multiple of {8 * ROW}")
-    if bn % OUT_COLUMNS:
-        raise ValueError(f"map_storer: found {bn} columns, expected a multiple of {OUT_COLUMNS}")
-    pack, boxes = L.pack_tile(L.bf16, bn // 2), bn // OUT_COLUMNS
+def _turned(columns: int, out_at: int):
+    """A device function that stores 16 rows of so many columns, at most OUT_COLUMNS, as `row_storer` says."""
+    pairs, rest, chunks = columns // 16, columns % 16, columns // CHUNK
 
     @L.device
-    def run(y, acc, warp, row, col):
+    def run(y, words, warp, row, col, m, n, pitch, odd):
         out = L.dynamic_shared(L.u8, out_at)
         lane = L.lane_id()
         r = lane & 15
-        # the 16-byte chunks of row r are exchanged by XOR with r % 8
-        at = warp * WARP_BYTES + r * ROW + (((lane >> 4) ^ (r & 7)) << 4)
-        words = pack(acc)
-        for c in L.unroll(boxes):
-            box = c % 2 * OUT_BYTES
-            if lane == 0:
-                if c == 0 and boxes % 2:  # the last box of the tile before lay here too
-                    L.bulk_wait_read(0)
+        # rows of 128 bytes; the 16-byte chunks of row r are exchanged by XOR with r % 8
+        to = warp * WARP_BYTES + r * ROW + (((lane >> 4) ^ (r & 7)) << 4)
+        for j in L.unroll(pairs):
+            L.stmatrix_x4(out, to ^ (32 * j), (words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]))
+        if rest:
+            L.stmatrix_x2(out, to ^ (32 * pairs), (words[4 * pairs], words[4 * pairs + 1]))
+        L.cuda.syncwarp()
+        chunk = lane & 7
+        column = col + CHUNK * chunk
+        for i in L.unroll(OUT_ROWS // ROWS):
+            mine = ROWS * i + (lane >> 3)
+            if (chunks == OUT_COLUMNS // CHUNK or chunk < chunks) and row + mine < m and column < n:
+                v = L.lds_v4_b32(out, warp * WARP_BYTES + mine * ROW + ((chunk ^ (mine & 7)) << 4))
+                at = L.i64(row + mine) * pitch + column
+                if odd & 7 == 0:
+                    L.stg_v4_b32(y, at, v)
                 else:
-                    L.bulk_wait_read(1)
-            L.cuda.syncwarp()
-            for j in L.unroll(4):
-                i = 16 * c + 4 * j
-                L.stmatrix_x4(out, (at ^ (32 * j)) + box, (words[i], words[i + 1], words[i + 2], words[i + 3]))
-            L.fence_proxy_async()
-            L.cuda.syncwarp()
-            if lane == 0:
-                send(y, (row, col + OUT_COLUMNS * c), out, warp * WARP_BYTES + box)
-                L.bulk_commit()
+                    for j in L.unroll(CHUNK):
+                        if column + j < n:
+                            L.stg_b16(y, at + j, L.u32(v[j // 2] >> (16 * (j % 2))) & 0xFFFF)
+        L.cuda.syncwarp()
 
     return run
 
 
 @functools.cache
-def thread_storer(bn: int):
-    """A device function `(y, acc, row, col, m, n, pitch, odd)`: y of n columns, rows `pitch` elements apart; `row` and
-    `col` as above; `odd` is odd where y's address, n or pitch are no multiples of two elements."""
-    pairs, singles = storer(1, bn // 8, True), storer(1, bn // 8, False)
+def row_storer(bn: int, out_at: int):
+    """A device function `(y, acc, warp, row, col, m, n, pitch, odd)`: y of n columns, its rows `pitch` elements apart;
+    `warp` the number among those that consume, `row` and `col` the first of its 16 x bn outputs; `odd` is a multiple of
+    8 where y's address, n and pitch are multiples of 8 elements. Its memory lies from byte `out_at`, WARP_BYTES a warp.
+    Raises ValueError for a bn that is no multiple of 8 and memory not aligned to 16 bytes.
+    """
+    if bn % CHUNK:
+        raise ValueError(f"row_storer: found {bn} columns, expected a multiple of {CHUNK}")
+    if out_at % 16:
+        raise ValueError(f"row_storer: found memory from byte {out_at}, expected a multiple of 16")
+    pack, whole, rest = L.pack_tile(L.bf16, bn // 2), bn // OUT_COLUMNS, bn % OUT_COLUMNS
+    store, store_rest, words_of = _turned(OUT_COLUMNS, out_at), _turned(rest, out_at), OUT_COLUMNS // 4
 
     @L.device
-    def run(y, acc, row, col, m, n, pitch, odd):
-        r, c = row + (L.lane_id() >> 2), col + 2 * (L.lane_id() & 3)
-        if odd & 1:
-            singles(y, acc, r, c, m, n, pitch, L.f32(1))
-        else:
-            pairs(y, acc, r, c, m, n, pitch, L.f32(1))
+    def run(y, acc, warp, row, col, m, n, pitch, odd):
+        words = pack(acc)
+        for c in L.unroll(whole):
+            some = ()
+            for j in L.unroll(words_of):
+                some = some + (words[c * words_of + j],)
+            store(y, some, warp, row, L.i32(col + OUT_COLUMNS * c), m, n, pitch, odd)
+        if rest:
+            some = ()
+            for j in L.unroll(rest // 4):
+                some = some + (words[whole * words_of + j],)
+            store_rest(y, some, warp, row, L.i32(col + OUT_COLUMNS * whole), m, n, pitch, odd)
 
     return run

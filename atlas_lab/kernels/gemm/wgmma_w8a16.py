@@ -8,9 +8,9 @@ multiplies meanwhile.
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.tile import axpy
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, ring, roles, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
 from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
-from atlas_lab.kernels.gemm.wgmma_walk import loader, own_group, uniform, walk
+from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 
 BK = ROW  # K of one stage: a column of W's grid of scales
 RUN = BK // 4  # of which a lane owns
@@ -111,10 +111,9 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
             mine = L.i32(w_at + first_byte(warp, lane))
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32((k + BK - 1) // BK)
-            place = of_tiles.first(m, n, steps, cut)
-            tile, begin, end = uniform(of_tiles.part(place, steps))
+            of_stages.take(s, phase)
+            tile, begin, end, row0, col0 = of_stages.part(s)
             while begin < end:
-                row0, col0 = of_tiles.at(tile, m, n)
                 grid = L.i32((min(col0, L.i32(n - 1)) >> 7) * down)
                 acc, part, factor, own = L.zeros(count), L.zeros(count), L.f32(0), L.f32(1)
                 of_stages.take(s, phase)
@@ -153,14 +152,16 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
                     parts_of.leave(parts, flags, acc, warp)
                 else:
                     if begin > 0:
-                        acc = parts_of.add(parts, flags, acc, warp, place, tile, begin, steps)
+                        shares = of_tiles.shares(m, n, steps, cut)
+                        acc = parts_of.add(parts, flags, acc, warp, shares, tile, begin, steps)
                     upper, lower = L.f32(1), L.f32(1)
                     if by_row:
                         row = L.i32(col0 + 16 * warp + (lane >> 2))
                         upper = _scale(scales, min(row, L.i32(n - 1)), narrow)
                         lower = _scale(scales, min(L.i32(row + 8), L.i32(n - 1)), narrow)
                     store(y, acc, warp, row0, col0 + 16 * warp, m, n, n, n, (upper, lower))
-                place = of_tiles.after(place, steps)
-                tile, begin, end = uniform(of_tiles.part(place, steps))
+                of_stages.take(s, phase)
+                tile, begin, end, row0, col0 = of_stages.part(s)
+            of_stages.release(s)
 
     return kernel

@@ -37,87 +37,84 @@ def share(number, steps, groups):
     return L.i32(number * each + min(L.i32(number), L.i32(steps - each * groups)))
 
 
-@L.device
-def alike(value):
-    """A number that is the same in all lanes: now the compiler sees it, and keeps what descriptors of matrices are made
-    of in uniform registers, where it would else move them there before each product."""
-    return L.i32(L.shfl_idx(L.u32(value), 0))
-
-
-@L.device
-def uniform(part):
-    """The numbers of a part, seen to be alike."""
-    return alike(part[0]), alike(part[1]), alike(part[2])
-
-
-@L.device
-def own_group():
-    """The warpgroup's number, seen to be alike."""
-    return alike(L.warpgroup_id())
-
-
 class Walk(NamedTuple):
-    """Device functions; a part is a tile and its steps of K from `begin` to `end`.
+    """Device functions; a part is some steps of K of a tile: `(tile, begin, end, row0, col0)`, steps from `begin` to
+    `end`, which are equal after the last part, and where the tile starts in y (past m or n where a cluster has blocks
+    to spare).
 
-    `first(m, n, steps, cut)` returns what `part(at, steps)` and `after(at, steps)` take: the block's place, whose last
-    numbers are the steps of a row's tiles that are cut, and the blocks of a group. `part` returns a tile's number, its
-    begin and its end, which are equal after the last. `at(tile, m, n)`: the row and column of y where it starts (a
-    column past n where a cluster has blocks to spare).
+    `start(m, n, steps, cut)` returns the block's place and its first part, `next(place, steps, m, n)` those after.
+    `shares(m, n, steps, cut)`: the steps of all tiles that are cut of a row of tiles, and the blocks of a group.
     """
 
-    first: L.DeviceFunction
-    part: L.DeviceFunction
-    after: L.DeviceFunction
-    at: L.DeviceFunction
+    start: L.DeviceFunction
+    next: L.DeviceFunction
+    shares: L.DeviceFunction
 
 
 @functools.cache
-def walk(bm: int, bn: int, raster: int, cluster: int) -> Walk:
-    """Tiles of bm x bn; blocks of a cluster take neighbours in a row. `raster` row tiles share their weights' columns
-    before the next column."""
-    wide = bn * cluster
+def walk(bm: int, bn: int, raster: int, across: int = 1, down: int = 1) -> Walk:
+    """Tiles of bm x bn; a cluster takes neighbours, `across` in a row and `down` in a column. `raster` row tiles share
+    their weights' columns before the next column."""
+    wide, tall, cluster = bn * across, bm * down, across * down
+    band = max(raster // down, 1)
 
     @L.device
-    def first(m, n, steps, cut):
-        clusters, index = L.i32(cuda.gridDim.x // cluster), L.i32(cuda.blockIdx.x // cluster)
-        rows, tiles = L.i32((m + bm - 1) // bm), L.i32((n + wide - 1) // wide)
+    def sizes(m, n, cut):
+        """Rows of tiles and tiles of each, as they are dealt out, and the groups of blocks that take them."""
+        clusters = L.i32(cuda.gridDim.x // cluster)
+        rows, tiles = L.i32((m + tall - 1) // tall), L.i32((n + wide - 1) // wide)
         if cut == 0:
             rows, tiles = L.i32(1), L.i32(rows * tiles)
-        groups, group = L.i32(clusters // rows), L.i32(index // rows)
+        return rows, tiles, L.i32(clusters // rows)
+
+    @L.device
+    def shares(m, n, steps, cut):
+        rows, tiles, groups = sizes(m, n, cut)
+        return L.i32(shared_tiles(tiles, groups, cut) * steps), rows
+
+    @L.device
+    def part(place, steps, m, n):
+        low, high, whole, end, rows = place
+        if low >= high:
+            low, high = whole, min(L.i32(whole + steps), end)
+        tile = L.i32(max(high - 1, 0) // steps)
+        first = L.i32(tile * steps)
+        begin, stop = L.i32(max(low - first, 0)), L.i32(max(high - first, 0))
+        tile = L.i32(tile * rows + L.i32(cuda.blockIdx.x // cluster) % rows)
+        row0, col0 = tile_at(tile, m, n, tall, wide, band)
+        if across > 1:
+            col0 = col0 + L.i32(L.cluster_rank()) % across * bn
+        if down > 1:
+            row0 = row0 + L.i32(L.cluster_rank()) // across * bm
+        return tile, begin, L.i32(max(begin, stop)), L.i32(row0), L.i32(col0)
+
+    @L.device
+    def start(m, n, steps, cut):
+        rows, tiles, groups = sizes(m, n, cut)
+        group = L.i32(L.i32(cuda.blockIdx.x // cluster) // rows)
         common = shared_tiles(tiles, groups, cut)
         all_steps, end = L.i32(common * steps), L.i32(tiles * steps)
         # in steps of a row of tiles: the share's begin and its end so far, where the next whole tile begins, the end
         low, high, whole = share(group, all_steps, groups), share(L.i32(group + 1), all_steps, groups), common + group
         if group >= groups:  # left over
             low, high, whole = L.i32(0), L.i32(0), tiles
-        return low, high, L.i32(whole * steps), end, all_steps, rows
+        place = (low, high, L.i32(whole * steps), end, rows)
+        return place, part(place, steps, m, n)
 
     @L.device
-    def part(at, steps):
-        low, high, whole, end, _, rows = at
-        if low >= high:
-            low, high = whole, min(L.i32(whole + steps), end)
-        tile = L.i32(max(high - 1, 0) // steps)
-        first = L.i32(tile * steps)
-        begin, stop = L.i32(max(low - first, 0)), L.i32(max(high - first, 0))
-        return L.i32(tile * rows + L.i32(cuda.blockIdx.x // cluster) % rows), begin, max(begin, stop)
-
-    @L.device
-    def after(at, steps):
-        low, high, whole, end, common, rows = at
+    def after(place, steps):
+        low, high, whole, end, rows = place
         if low < high:
-            return low, max(low, L.i32((high - 1) // steps * steps)), whole, end, common, rows
+            return low, max(low, L.i32((high - 1) // steps * steps)), whole, end, rows
         groups = L.i32(L.i32(cuda.gridDim.x // cluster) // rows)
-        return low, high, L.i32(whole + groups * steps), end, common, rows
+        return low, high, L.i32(whole + groups * steps), end, rows
 
     @L.device
-    def where(tile, m, n):
-        row0, col0 = tile_at(tile, m, n, bm, wide, raster)
-        if cluster > 1:
-            col0 = col0 + L.i32(L.cluster_rank()) * bn
-        return L.i32(row0), L.i32(col0)
+    def next_(place, steps, m, n):
+        place = after(place, steps)
+        return place, part(place, steps, m, n)
 
-    return Walk(first, part, after, where)
+    return Walk(start, next_, shares)
 
 
 @functools.cache
@@ -126,18 +123,22 @@ def loader(ring: Ring, walk: Walk, per_row: int, stages: int, bring_w: L.DeviceF
     every part that is this block's, by `bring_w(s, w_maps, col0, step)` and `bring_x(s, x_maps, row0, step)`;
     `per_row` elements of K are a stage.
 
-    It waits for the launch before (`grid_wait`) once the first round of stages has its part of W, which nothing writes.
+    It tells the warps that multiply of each part, so that they divide nothing between tiles, while nothing is
+    multiplied. It waits for the launch before (`grid_wait`) once the first round of stages has its part of W, which
+    nothing writes.
     """
 
     @L.device
     def run(w_maps, x_maps, m, n, k, cut):
         steps = L.i32((k + per_row - 1) // per_row)
-        at = walk.first(m, n, steps, cut)
-        tile, begin, end = walk.part(at, steps)
-        row0, col0 = walk.at(tile, m, n)
+        place, part = walk.start(m, n, steps, cut)
+        _, begin, end, row0, col0 = part
         s = L.i32(0)
         while s < stages and begin + s < end:
-            ring.fill(s, L.u32(0))
+            if s == 0:
+                ring.start(s, L.u32(0), part)
+            else:
+                ring.fill(s, L.u32(0))
             bring_w(s, w_maps, col0, L.i32(begin + s))
             s = L.i32(s + 1)
         L.grid_wait()
@@ -151,15 +152,19 @@ def loader(ring: Ring, walk: Walk, per_row: int, stages: int, bring_w: L.DeviceF
             s, phase = L.i32(0), L.u32(1)
         while begin < end:
             while step < end:
-                ring.fill(s, phase)
+                if step == begin:
+                    ring.start(s, phase, part)
+                else:
+                    ring.fill(s, phase)
                 bring_w(s, w_maps, col0, step)
                 bring_x(s, x_maps, row0, step)
                 s, phase = ring.after(s, phase)
                 step = L.i32(step + 1)
-            at = walk.after(at, steps)
-            tile, begin, end = walk.part(at, steps)
-            row0, col0 = walk.at(tile, m, n)
+            place, part = walk.next(place, steps, m, n)
+            _, begin, end, row0, col0 = part
             step = begin
+        ring.stop(s, phase, part)
+        s, phase = ring.after(s, phase)
         ring.drain(s, phase)
 
     return run
