@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from atlas_lab.arms.fp8 import SCALES, OverFp8, weight_of
+from atlas_lab.arms.fp8 import OverFp8, weight_of
 from atlas_lab.arms.wgmma.base import OnWarpgroups, rows_for_tma
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.call import Call
@@ -18,7 +19,6 @@ from atlas_lab.core.tensor import Tensor, round_up
 from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.formats import FORMATS, fp8_groups
-from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_fp8 import MOST_AHEAD, wgmma_fp8
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.fp8_groups import GROUP, ROWS, THREADS, quantize_fp8_groups
@@ -42,7 +42,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     reduction_class = ReductionClass("wgmma.m64k32.e4m3", "ascending K, in parts by M, N, K, target", promotion=GROUP)
 
     def __init__(self) -> None:
-        products = (_kernel(t, scale) for scale in SCALES.values() for tiles in self.tiles() for t in tiles)
+        products = (_kernel(t) for tiles in self.tiles() for t in tiles)
         self.kernels = (quantize_fp8_groups, *products)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
@@ -72,9 +72,10 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
             label=f"{self.name} x",
         )
         of_x = TensorMap(scales.view(0, (groups, c.m), (pitch, 1)), (1, t.bm))
-        kernel = _kernel(t, SCALES[w.scale.dtype])
         maps = (self.rows_map(codes, t.bm // t.across), self.rows_map(w.weight, t.bn // t.down), of_x)
-        return [quantized, self.launch(c, t, kernel, (*maps, w.scale, c.y.data), steps, pdl=True)]
+        scales = replace(w.scale, dtype="u8", shape=(w.scale.bytes,))
+        tail = (*steps, int(w.scale.dtype == "bf16"))
+        return [quantized, self.launch(c, t, _kernel(t), (*maps, scales, c.y.data), tail, pdl=True)]
 
     def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
         """The float64 product of quantized x and stored weights."""
@@ -88,5 +89,5 @@ def _values(stored: Any) -> np.ndarray:
     return FORMATS["fp8_tensor" if stored["scale"].size == 1 and stored["scale"].ndim < 2 else "fp8"].dequantize(stored)
 
 
-def _kernel(t: Tile, scale: L.Scalar) -> Kernel:
-    return wgmma_fp8(t.bm, t.bn, t.stages, t.across, t.down, scale)
+def _kernel(t: Tile) -> Kernel:
+    return wgmma_fp8(t.bm, t.bn, t.stages, t.across, t.down)

@@ -9,6 +9,7 @@ import functools
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_scales import begun, moved, scale
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, row_storer
 from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 
@@ -51,10 +52,11 @@ def scaled_add(count: int):
 
 
 @L.family
-def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, scale: L.Scalar = L.f32, raster: int = 16):
+def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, raster: int = 16):
     """x E4M3 `[m, k]` and W E4M3 `[n, k]` as maps of boxes `[bm / across, 128]` and `[bn / down, 128]` swizzled by 128
-    bytes; scales of x F32 `[ceil(k/128), m]` as a map of boxes `[1, bm]`; scales of W F32 or BF16, one for 128x128,
-    `below` and `aside` elements apart (0: one for all); y and its tiles as in `wgmma_bf16`; k a multiple of 16.
+    bytes; scales of x F32 `[ceil(k/128), m]` as a map of boxes `[1, bm]`; scales of W U8, BF16 where `narrow` and else
+    F32, one for 128x128, `below` and `aside` of them apart (0: one for all); y and its tiles as in `wgmma_bf16`; k a
+    multiple of 16.
 
     Sums run over 128 of K in the matrix unit, 32 at a time; each, times the product of both scales, is added in FP32.
     Raises ValueError for columns that lie in more than two rows of W's grid.
@@ -68,7 +70,6 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, sca
     scales_at = out_at + warps_of(bm) * WARP_BYTES
     of_stages = ring(stages, stage + 4 * bm, scales_at + 4 * bm * stages, bm, across, bn=bn, down=down)
     of_tiles = walk(bm, bn, raster, across, down)
-    load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
     multiply, wait, count = L.wgmma(L.e4m3, bn), L.wgmma_wait(bn // 2), bn // 2
     add = scaled_add(count)
     store = row_storer(bn, out_at)
@@ -101,30 +102,39 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, sca
         return part
 
     @L.device
-    def factors(scales, of_block, column, of_rows, at):
-        """x's scales of a thread's two rows times W's, left of the border and from there on."""
-        left = load_scale(scales, of_block[0] + column)
-        right = load_scale(scales, of_block[1] + column) if two else left
-        u, v = L.lds_f32(of_rows, at), L.lds_f32(of_rows, at + 8)
-        L.cuda.syncwarp()  # all lanes have their scales: the stage is released after this
-        return L.mul_rn(u, left), L.mul_rn(v, left), L.mul_rn(u, right), L.mul_rn(v, right)
+    def start(where):
+        """W's scales of a part's first steps; `where` is `(scales, first, second, begin, end, aside, narrow)`."""
+        scales, first, second, begin, end, aside, narrow = where
+        left = begun(scales, first, begin, end, aside, narrow)
+        return left, (begun(scales, second, begin, end, aside, narrow) if two else left)
 
     @L.device
-    def one(acc, part, s, phase, group, of_block, scales, of_rows, mine, border, column):
+    def factors(held, where, step, of_rows, at):
+        """x's scales of a thread's two rows times W's, left of the border and from there on, and what is held then."""
+        scales, first, second, begin, end, aside, narrow = where
+        left = moved(held[0], scales, first, step, begin, end, aside, narrow)
+        right = moved(held[1], scales, second, step, begin, end, aside, narrow) if two else left
+        f, g = scale(left, step, begin), scale(right, step, begin)
+        u, v = L.lds_f32(of_rows, at), L.lds_f32(of_rows, at + 8)
+        L.cuda.syncwarp()  # all lanes have their scales: the stage is released after this
+        return (L.mul_rn(u, f), L.mul_rn(v, f), L.mul_rn(u, g), L.mul_rn(v, g)), (left, right)
+
+    @L.device
+    def one(acc, part, held, where, step, s, phase, group, of_rows, mine, border):
         """A stage by itself."""
         of_stages.take(s, phase)
         part = products(part, s, group)
-        f = factors(scales, of_block, column, of_rows, s * bm + mine)
+        f, held = factors(held, where, step, of_rows, s * bm + mine)
         part = wait(part, 0)
         of_stages.release(s)
-        return add(acc, part, f, border), part
+        return add(acc, part, f, border), part, held
 
     @L.kernel(launch_bounds=(threads_of(bm), 1))
     def kernel(
         x: L.InMap[L.e4m3],
         w: L.InMap[L.e4m3],
         x_scales: L.InMap[L.f32],
-        scales: L.In[scale],
+        scales: L.In[L.u8],
         y: L.Out[L.bf16],
         parts: L.InOut[L.f32],
         flags: L.InOut[L.u32],
@@ -134,6 +144,7 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, sca
         cut: L.i32,
         below: L.i32,
         aside: L.i32,
+        narrow: L.i32,
     ):
         of_stages.begin()
         group = own_group()
@@ -156,7 +167,8 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, sca
                     second = min(first + 1, L.i32((n - 1) >> 7))
                     border = L.i32((BLOCK * (first + 1) - col0) >> 3) if two else L.i32(count)
                     acc = L.zeros(count)
-                    of_block = (L.i32(first * below), L.i32(second * below))
+                    where = (scales, L.i32(first * below), L.i32(second * below), begin, end, aside, narrow)
+                    held = start(where)
                     if ahead:
                         # two sets of sums: one is scaled and added while the products of the other run; of the second
                         # warpgroup's stages the first is alone, so that both never wait for the last of a pair together
@@ -164,18 +176,18 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, sca
                         for_q = (L.f32(0), L.f32(0), L.f32(0), L.f32(0))
                         step = begin
                         if group:
-                            acc, p = one(acc, p, s, phase, group, of_block, scales, of_rows, mine, border, step * aside)
+                            acc, p, held = one(acc, p, held, where, step, s, phase, group, of_rows, mine, border)
                             s, phase = of_stages.after(s, phase)
                             step = L.i32(step + 1)
                         while step + 1 < end:
                             of_stages.take(s, phase)
                             p = products(p, s, group)
-                            for_p = factors(scales, of_block, step * aside, of_rows, s * bm + mine)
+                            for_p, held = factors(held, where, step, of_rows, s * bm + mine)
                             acc = add(acc, q, for_q, border)
                             s, phase = of_stages.after(s, phase)
                             of_stages.take(s, phase)
                             q = products(q, s, group)
-                            for_q = factors(scales, of_block, (step + 1) * aside, of_rows, s * bm + mine)
+                            for_q, held = factors(held, where, L.i32(step + 1), of_rows, s * bm + mine)
                             p = wait(p, 1)
                             of_stages.release(of_stages.before(s))
                             acc = add(acc, p, for_p, border)
@@ -185,13 +197,14 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, sca
                             step = L.i32(step + 2)
                         acc = add(acc, q, for_q, border)
                         if step < end:
-                            acc, p = one(acc, p, s, phase, group, of_block, scales, of_rows, mine, border, step * aside)
+                            acc, p, held = one(acc, p, held, where, step, s, phase, group, of_rows, mine, border)
                             s, phase = of_stages.after(s, phase)
                     else:
                         part = L.zeros(count)
                         for step in range(begin, end):
-                            column = step * aside
-                            acc, part = one(acc, part, s, phase, group, of_block, scales, of_rows, mine, border, column)
+                            acc, part, held = one(
+                                acc, part, held, where, L.i32(step), s, phase, group, of_rows, mine, border
+                            )
                             s, phase = of_stages.after(s, phase)
                     if end < steps:
                         parts_of.leave(parts, flags, acc, L.warp_id())

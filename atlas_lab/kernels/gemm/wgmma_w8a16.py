@@ -9,6 +9,7 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.tile import axpy
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_scales import begun, moved, scale, scale_at
 from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 
@@ -33,14 +34,6 @@ def weights(tiles, at, half):
         a, b = L.e4m3x4_bf16x2(p[j]), L.e4m3x4_bf16x2(q[j])
         out = out + ((a[0], b[0], a[1], b[1]),)
     return out
-
-
-@L.device
-def _scale(scales, i, narrow):
-    """Scale i, BF16 where `narrow`, else F32."""
-    if narrow:
-        return L.ldg_bf16(L.cast(scales, L.bf16), i)
-    return L.ldg_f32(L.cast(scales, L.f32), i)
 
 
 def stage_bytes(bm: int, bn: int) -> int:
@@ -115,7 +108,10 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
             tile, begin, end, row0, col0 = of_stages.part(s)
             while begin < end:
                 grid = L.i32((min(col0, L.i32(n - 1)) >> 7) * down)
-                acc, part, factor, own = L.zeros(count), L.zeros(count), L.f32(0), L.f32(1)
+                acc, part, factor = L.zeros(count), L.zeros(count), L.f32(0)
+                held = (L.f32(1), L.f32(1))
+                if by_row == 0:
+                    held = begun(scales, grid, begin, end, across, narrow)
                 of_stages.take(s, phase)
                 a = weights(tiles, L.i32(s * stage + mine), 0)
                 for step in range(begin, end):
@@ -130,8 +126,8 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
                     L.wgmma_commit()
                     if step > begin:
                         of_stages.release(of_stages.before(s))
-                    if by_row == 0 and (step - begin) & 31 == 0:  # a lane a step: one load for 32 of them
-                        own = _scale(scales, L.i32(grid + min(L.i32(step + lane), L.i32(end - 1)) * across), narrow)
+                    if by_row == 0:
+                        held = moved(held, scales, grid, step, begin, end, across, narrow)
                     # two sets of registers: one is made while the products that read the other run
                     b = weights(tiles, at, 1)
                     L.cuda.syncwarp()  # all lanes have their weights: the stage is released after its products
@@ -140,7 +136,7 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
                         part = multiply(part, b[j], L.descriptor_advance(x1, 32 * j), 1)
                     L.wgmma_commit()
                     part = wait(part, 1)
-                    factor = L.shfl_idx_f32(own, L.i32(step - begin) & 31)
+                    factor = scale(held, step, begin)
                     s, phase = of_stages.after(s, phase)
                     if step + 1 < end:  # made here, it is made before the wait
                         of_stages.take(s, phase)
@@ -157,8 +153,8 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
                     upper, lower = L.f32(1), L.f32(1)
                     if by_row:
                         row = L.i32(col0 + 16 * warp + (lane >> 2))
-                        upper = _scale(scales, min(row, L.i32(n - 1)), narrow)
-                        lower = _scale(scales, min(L.i32(row + 8), L.i32(n - 1)), narrow)
+                        upper = scale_at(scales, min(row, L.i32(n - 1)), narrow)
+                        lower = scale_at(scales, min(L.i32(row + 8), L.i32(n - 1)), narrow)
                     store(y, acc, warp, row0, col0 + 16 * warp, m, n, n, n, (upper, lower))
                 of_stages.take(s, phase)
                 tile, begin, end, row0, col0 = of_stages.part(s)
