@@ -47,7 +47,6 @@ def atlas_arms() -> list[Arm]:
         *(Fp8Gemv(), Fp8RowGemv(), Fp8Mma("fp8_mma"), Fp8RowMma("fp8_row_mma"), Fp8WgmmaW8A8(), Fp8Gemm()),
         Fp8Wgmma(),  # behind fp8_gemm: where an order or pin names it
         *(Nvfp4Gemv(), Nvfp4Gemv64(), Nvfp4Mma("nvfp4_mma"), Nvfp4MmaRepacked("nvfp4_mma_repacked")),
-        # nvfp4_wgmma last: where an order or pin names it
         *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined()),
         *(Q4KGemv(), Q4KMma("q4k_mma"), Q4KMmaRepacked("q4k_mma_repacked")),
         *(Q2Gemv(), Q2Mma("q2_mma"), Int8Gemv(), Int8Mma("int8_mma")),

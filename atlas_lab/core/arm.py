@@ -54,6 +54,9 @@ class Arm:
     optional_kernels: Sequence[Kernel] = ()
     """More kernels that `lower` may launch, for calls that ask for more than a product and for settings that not all
     cards have; the arm may serve cards that lack what they need."""
+    first_on: Sequence[str] = ()
+    """Architectures on which it stands before all arms of the built-in order that are not first there: where arms that
+    share a copy of the weights serve every M, and others would keep a second one."""
     version: str = "1"
     """Changed when the numbers or the layout change; part of a route's hash."""
 

@@ -29,7 +29,9 @@ class Orders:
 
     def __init__(self, context: Context, catalog: Catalog) -> None:
         self._orders = context.preferences.orders
-        self._defaults = [e.arm.name for e in catalog if e.default]
+        arch = context.target.arch
+        default = sorted((e.arm for e in catalog if e.default), key=lambda arm: arch not in arm.first_on)
+        self._defaults = [arm.name for arm in default]
         self._known: dict[tuple[str, Rows], Places] = {}
 
     def places(self, role: str, rows: Rows) -> Places:

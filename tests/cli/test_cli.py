@@ -254,7 +254,7 @@ def test_checkpoint_and_its_plan(run: Run):
     status, out, _ = run("plan", "quant")
     assert status == 0
     assert "packaged: no ./registry.yaml here" in " ".join(out.split())
-    assert "nvfp4_gemv" in out
+    assert "nvfp4_mma_repacked" in out
     assert "KV cache:" in out
     status, _, err = run("checkpoint", "new", "model")
     assert status == 2

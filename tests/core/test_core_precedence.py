@@ -52,9 +52,10 @@ def told(s: Site, ctx: Context, entries: list[Entry], m: int) -> dict[str, tuple
             if fnmatchcase(role, o.pattern) and m in o.rows:
                 for name in o.arms:
                     names.setdefault(name, o.origin)
-        for e in entries:
-            if e.built_in and e.arm.accuracy is None:
-                names.setdefault(e.arm.name, BUILT_IN)
+        for first in (True, False):
+            for e in entries:
+                if e.built_in and e.arm.accuracy is None and (ctx.target.arch in e.arm.first_on) == first:
+                    names.setdefault(e.arm.name, BUILT_IN)
         return names
 
     held: dict[str, tuple[str, tuple[str, ...], str]] = {}
@@ -139,6 +140,7 @@ def worlds(draw: st.DrawFn) -> tuple[Site, Context, list[Entry]]:
             lossy=draw(st.sampled_from([False, False, True])),
             verdict=draw(verdicts),
         )
+        arm.first_on = draw(st.sampled_from([(), (), ("sm_80",), ("sm_80", "sm_90a")]))
         entries.append(Entry(arm, "d", "1", "w", built_in=draw(st.sampled_from([True, True, False]))))
     named = st.sampled_from(names)
     orders = [

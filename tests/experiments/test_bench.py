@@ -172,7 +172,7 @@ def test_the_page_names_what_each_peer_read_and_which_is_wrong(cell: BenchCell):
     [
         ("foundation", "performance"),
         ("load", "loading"),
-        ("prefill-earlier", "prefill-earlier"),
+        *((f"prefill{s}", f"prefill{s}") for s in ("", "-earlier")),
         *((f"decode{s}", f"decode{s}") for s in ("", "-earlier", "-ffn", "-shapes")),
     ],
 )

@@ -100,6 +100,6 @@ def test_a_form_that_an_arm_does_not_serve_is_refused(lanes):
     ):
         with pytest.raises(RouteError, match=said):
             bench_ffn.Blocks([case], measuring(lanes), h200)
-    said = "M=17: found nvfp4_gemm, nvfp4_gemm, nvfp4_gemm, expected lanes_joined, lanes_joined, lanes"
+    said = "M=17: found nvfp4_wgmma, nvfp4_wgmma, nvfp4_wgmma, expected lanes_joined, lanes_joined, lanes"
     with pytest.raises(RouteError, match=said):
         bench_ffn.Blocks([FIRST, replace(FIRST, m=17)], measuring(lanes), h200)

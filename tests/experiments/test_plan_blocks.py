@@ -42,18 +42,20 @@ def test_launches_by_rows(registry):
     p = planned(registry, JOINED)
     assert [b.layers for b in p.blocks] == [tuple(range(8))]
     joined, down = ("ffn.gate+ffn.up", "nvfp4_mma_joined"), ("ffn.down", "nvfp4_mma")
-    gemm = [(role, "nvfp4_gemm") for role in ("ffn.gate", "ffn.up", "ffn.down")]
+    gate, up, last = ((role, "nvfp4_wgmma") for role in ("ffn.gate", "ffn.up", "ffn.down"))
+    ordered, gated = ("nvfp4_wgmma x", ""), ("gated product", "")
     assert lines(p.blocks) == [
         ("1 to 8", "epilogue", [joined, down]),
         ("9 to 16", "epilogue", [joined, down]),
-        ("64, 4096", "launch", [*gemm[:2], ("gated product", ""), gemm[2]]),
+        ("64", "launch", [ordered, gate, ordered, up, gated, ordered, last]),
+        ("4096", "launch", [gate, up, gated, last]),
     ]
     kernels = [[y.kernel.partition("__")[0] for y in x.launches] for x in p.blocks[0].lines]
     assert kernels[0] == ["mma_nvfp4", "mma_nvfp4"]
     said = (
-        "gated=epilogue: nvfp4_gemm serves ffn.gate and ffn.up in calls of their own: a launch makes the gated product"
+        "gated=epilogue: nvfp4_wgmma serves ffn.gate and ffn.up in calls of their own: a launch makes the gated product"
     )
-    assert [x.said for x in p.blocks[0].lines] == [(), (), (said,)]
+    assert [x.said for x in p.blocks[0].lines] == [(), (), (said,), (said,)]
     out = StringIO()
     print_plan(p, Console(file=out, width=160))
     text = " ".join(out.getvalue().split())
@@ -80,9 +82,9 @@ def test_as_data_and_back(registry, tmp_path):
     assert block.layers == list(range(8))
     assert [(x.rows, x.gated, len(x.launches)) for x in block.programs] == [
         ([(1, 1)], "epilogue", 2),
-        ([(37, 37)], "launch", 4),
+        ([(37, 37)], "launch", 7),
     ]
-    assert block.programs[1].launches[2].arm is None
+    assert block.programs[1].launches[4].arm is None
 
 
 def test_blocks_that_differ(registry):

@@ -106,6 +106,7 @@ class Mma(Arm):
     def __init__(self, name: str, *, joined: bool = False) -> None:
         self.name, self.joined = name, joined
         self.roles = JOINED if joined else ("*",)
+        self.first_on = () if joined else self.first_on
         self.epilogues = ("activation", "limit") if joined else ()
         self.prologues = (*KINDS, "limit") if self.gate_caps and not joined else ()
         plain = tuple(dict.fromkeys(self._made([""])))

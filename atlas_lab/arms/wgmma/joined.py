@@ -82,6 +82,7 @@ class Nvfp4WgmmaJoined(Joined, Nvfp4Wgmma):
     with its own tensor scale; else as `nvfp4_wgmma`."""
 
     name = "nvfp4_wgmma_joined"
+    first_on = ()
     narrow = (128,)
     several = ((256, 128, 1), (128, 128, 1))
 

@@ -34,6 +34,7 @@ class Nvfp4Wgmma(Transposed):
     name = "nvfp4_wgmma"
     source = "nvfp4"
     run = RUN
+    first_on: Sequence[str] = ("sm_90a",)
     narrow: Sequence[int] = (192, 128, 64)
     several: Sequence[tuple[int, int, int]] = (  # rows of x and of W, blocks of a cluster
         *((256, 128, 1), (256, 128, 2), (192, 128, 1), (128, 192, 1), (128, 128, 1), (96, 192, 1), (96, 128, 1)),
