@@ -7,7 +7,17 @@ stored; each warpgroup multiplies 64 rows, one group of products in flight while
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_ring import (
+    GROUP_BYTES,
+    GROUP_ROWS,
+    ROW,
+    fetch_maps,
+    own_group,
+    ring,
+    roles,
+    threads_of,
+    warps_of,
+)
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, row_storer
 from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 from atlas_lab.kernels.gemv.stream import one_of
@@ -153,6 +163,7 @@ def wgmma_bf16(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ra
         k: L.i32,
         cut: L.i32,
     ):
+        fetch_maps(x, w)
         run(x, w, (y, n), parts, flags, m, n, k, cut)
 
     return kernel

@@ -8,7 +8,17 @@ import functools
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_BYTES, GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_ring import (
+    GROUP_BYTES,
+    GROUP_ROWS,
+    ROW,
+    fetch_maps,
+    own_group,
+    ring,
+    roles,
+    threads_of,
+    warps_of,
+)
 from atlas_lab.kernels.gemm.wgmma_scales import begun, moved, scale
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, row_storer
 from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
@@ -146,6 +156,7 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ras
         aside: L.i32,
         narrow: L.i32,
     ):
+        fetch_maps(x, w)
         of_stages.begin()
         group = own_group()
         if group == consumers:

@@ -8,7 +8,7 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of
 from atlas_lab.kernels.gemm.wgmma_lanes import in_lanes_order, in_order
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, fetch_maps, own_group, ring, roles, threads_of, warps_of
 from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 from atlas_lab.kernels.gemv.mma_lanes import SPAN, UNIT
@@ -201,6 +201,7 @@ def wgmma_nvfp4(
         cut: L.i32,
         divides: L.i32,
     ):
+        fetch_maps(x, w)
         run(x, w, tensor_scale, (y, n), parts, flags, m, n, k, cut, divides)
 
     return kernel

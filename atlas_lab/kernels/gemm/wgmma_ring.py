@@ -68,6 +68,14 @@ def own_group():
     return alike(L.warpgroup_id())
 
 
+@L.device
+def fetch_maps(x, w):
+    """Before the block begins: the maps come to where the copy engine reads them, while mbarriers are made."""
+    if cuda.threadIdx.x == 0:
+        L.tma_prefetch(w)
+        L.tma_prefetch(x)
+
+
 def stages_of(stage: int, beside: int = 0) -> int:
     """How many stages of `stage` bytes fit a block beside `beside` bytes."""
     return min(MOST_STAGES, (SHARED_LIMIT - beside) // (stage + BARS))

@@ -8,7 +8,7 @@ multiplies meanwhile.
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.tile import axpy
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, fetch_maps, own_group, ring, roles, threads_of, warps_of
 from atlas_lab.kernels.gemm.wgmma_scales import begun, moved, scale, scale_at
 from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
@@ -90,6 +90,7 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
         by_row: L.i32,
         narrow: L.i32,
     ):
+        fetch_maps(x, w)
         of_stages.begin()
         group = own_group()
         if group == consumers:
