@@ -163,7 +163,7 @@ def test_activations_are_quantized_as_on_the_host(m: int, k: int, words: int) ->
         simt.Buffer("flags", 4 * 704),
     ]
     grid = (-(-m // ROWS), k // SPAN)
-    simt.run(quantize_q8_1, grid=grid, block=THREADS, args=(*buffers, m, k, pitch, words))
+    simt.run(quantize_q8_1(), grid=grid, block=THREADS, args=(*buffers, m, k, pitch, words))
     codes = buffers[1].array(np.float16, (m, k))
     assert np.array_equal(codes.astype(np.int8), reordered(expected.codes))
     # of 16 rows, from j, t, element of a column of the product
@@ -193,7 +193,7 @@ def with_kernel(monkeypatch, kernel) -> None:
     """The arm with this kernel of tiles of 32 by 64 for every call."""
     lower = ARM.lower
     monkeypatch.setattr(ARM, "tile", lambda c: BlockTile(32, 64))
-    monkeypatch.setattr(ARM, "kernels", (quantize_q8_1, kernel))
+    monkeypatch.setattr(ARM, "kernels", (quantize_q8_1(), kernel))
     monkeypatch.setattr(ARM, "lower", lambda c: [lower(c)[0], replace(lower(c)[1], kernel=kernel)])
 
 

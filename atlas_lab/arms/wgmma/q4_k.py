@@ -73,7 +73,7 @@ class Q4KMmq(Transposed):
     reduction_class = ReductionClass("wgmma.m64k16.f16", "blocks of 256, in parts by M, N, K, target", promotion=GROUP)
 
     def __init__(self) -> None:
-        self.kernels = (quantize_q8_1, *dict.fromkeys(_kernel(t) for tiles in self.tiles() for t in tiles))
+        self.kernels = (quantize_q8_1(), *dict.fromkeys(_kernel(t) for tiles in self.tiles() for t in tiles))
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return can_repack_q4_k(p)
@@ -93,7 +93,7 @@ class Q4KMmq(Transposed):
         codes, scales, sums = (c.scratch[f"x.{name}"] for name in ("codes", "scales", "sums"))
         flags, words = self.to_clear(c, t)
         quantized = Launch(
-            quantize_q8_1,
+            quantize_q8_1(),
             grid=(-(-c.m // ROWS), c.k // (8 * PIECES)),
             block=THREADS,
             args=(c.x, codes, scales, sums, flags, c.m, c.k, scales.shape[1], words),
