@@ -29,6 +29,9 @@ from atlas_lab.arms.wgmma import (
     Fp8WgmmaW8A8,
     Nvfp4Wgmma,
     Nvfp4WgmmaJoined,
+    Q2Dequant,
+    Q2Mmq,
+    Q4KMmq,
 )
 from atlas_lab.checkpoint.gemma import GEMMA
 from atlas_lab.checkpoint.qwen35 import QWEN35
@@ -49,8 +52,8 @@ def atlas_arms() -> list[Arm]:
         *(Nvfp4Gemv(), Nvfp4Gemv64(), Nvfp4Mma("nvfp4_mma"), Nvfp4MmaRepacked("nvfp4_mma_repacked")),
         # nvfp4_wgmma last: where an order or pin names it
         *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined()),
-        *(Q4KGemv(), Q4KMma("q4k_mma"), Q4KMmaRepacked("q4k_mma_repacked")),
-        *(Q2Gemv(), Q2Mma("q2_mma"), Int8Gemv(), Int8Mma("int8_mma")),
+        *(Q4KGemv(), Q4KMma("q4k_mma"), Q4KMmaRepacked("q4k_mma_repacked"), Q4KMmq()),
+        *(Q2Gemv(), Q2Mma("q2_mma"), Q2Dequant(), Q2Mmq(), Int8Gemv(), Int8Mma("int8_mma")),
         # two or three projections in one launch: where an order or a pin names them
         Bf16Mma("bf16_mma_joined", joined=True),
         Fp8Mma("fp8_mma_joined", joined=True),

@@ -135,7 +135,7 @@ def _drawn(d: _Drawer, budget: Budget, *, first: bool) -> list[Case]:
     if first and out:
         n, k, _ = shapes[0]
         m = d.arm.rows.first
-        wide = _awkward(ks, 128, 1160)
+        wide = _awkward(ks, 128, 1280)
         out += [
             replace(d.case(n, k, m, "weights and x far from 1"), values="huge"),
             replace(d.case(n, k, m, "weights and x far from 1"), values="tiny"),
