@@ -14,6 +14,7 @@ ARMS = {
     "fp8_wgmma": ("fp8", peer_humming.NAME),
     "fp8_wgmma_w8a8": ("fp8", peer_scaled.NAME),
     "nvfp4_wgmma": ("nvfp4", peer_humming.NAME),
+    "nvfp4_w4a4_emulated": ("nvfp4", peer_humming.NAME),  # whose activations stay BF16
 }
 OF_PEER = {
     ("bf16_wgmma", 64): 1.0,
