@@ -8,6 +8,7 @@ import numpy as np
 
 from atlas_lab.arms.copies.input_scale import INPUT_SCALE, can_scale_input, input_scale
 from atlas_lab.arms.copies.repacked import unpack
+from atlas_lab.arms.w4a4 import SNR_DB, rounded_x
 from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.call import Call
@@ -18,12 +19,10 @@ from atlas_lab.core.numbers import Accuracy, ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.verdict import Verdict
-from atlas_lab.formats import get, nvfp4_groups
+from atlas_lab.formats import get
 from atlas_lab.kernels.gemv.mma_lanes import RUN
 from atlas_lab.kernels.quantize.lanes_order import THREADS, order_grid
 from atlas_lab.kernels.quantize.nvfp4_lanes import quantize_nvfp4_lanes
-
-SNR_DB = 15.0  # of W4A4 against the unquantized product
 
 
 class Nvfp4W4A4Emulated(Nvfp4Wgmma):
@@ -81,11 +80,9 @@ class Nvfp4W4A4Emulated(Nvfp4Wgmma):
 
     def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
         """The float64 product of quantized x and stored weights."""
-        (key, stored), *scales = weights.items()
-        scale = scales[0][1]["x"].reshape(()) if scales else nvfp4_groups.ONE
-        quantized = nvfp4_groups.dequantize(*nvfp4_groups.quantize(x.astype(np.float32), scale), scale)
+        key, stored = next(iter(weights.items()))
         form = get("nvfp4_ct" if key.endswith("_reciprocal") else "nvfp4")
-        made: np.ndarray = quantized @ form.dequantize(unpack(stored, call.n)).T
+        made: np.ndarray = rounded_x(x, weights) @ form.dequantize(unpack(stored, call.n)).T
         return made
 
 
