@@ -28,6 +28,7 @@ from atlas_lab.arms.wgmma import (
     Bf16WgmmaJoined,
     Fp8Wgmma,
     Fp8WgmmaW8A8,
+    Nvfp4Mmq,
     Nvfp4W4A4Emulated,
     Nvfp4Wgmma,
     Nvfp4WgmmaJoined,
@@ -51,7 +52,9 @@ def atlas_arms() -> list[Arm]:
         *(Nvfp4Gemv(), Nvfp4Gemv64(), Nvfp4Mma("nvfp4_mma"), Nvfp4MmaRepacked("nvfp4_mma_repacked")),
         # nvfp4_wgmma last: where an order or pin names it
         *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined()),
-        *(Nvfp4W4A4(), Nvfp4W4A4Emulated()),  # activations quantized too: where an order or pin names them
+        # activations quantized too: where an order or pin names them
+        *(Nvfp4W4A4(), Nvfp4W4A4Emulated()),
+        *(Nvfp4Mmq("nvfp4_mmq", source="nvfp4"), Nvfp4Mmq("block_nvfp4_mmq", source="block_nvfp4")),
         *(Q4KGemv(), Q4KMma("q4k_mma"), Q4KMmaRepacked("q4k_mma_repacked")),
         *(Q2Gemv(), Q2Mma("q2_mma"), Int8Gemv(), Int8Mma("int8_mma")),
         # two or three projections in one launch: where an order or a pin names them

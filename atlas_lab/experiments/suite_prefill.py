@@ -15,6 +15,7 @@ ARMS = {
     "fp8_wgmma_w8a8": ("fp8", peer_scaled.NAME),
     "nvfp4_wgmma": ("nvfp4", peer_humming.NAME),
     "nvfp4_w4a4_emulated": ("nvfp4", peer_humming.NAME),  # whose activations stay BF16
+    "nvfp4_mmq": ("nvfp4", peer_humming.NAME),
 }
 OF_PEER = {
     ("bf16_wgmma", 64): 1.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from atlas_lab.arms.wgmma.bf16 import Bf16Wgmma
+from atlas_lab.arms.wgmma.block_nvfp4 import Nvfp4Mmq
 from atlas_lab.arms.wgmma.fp8 import Fp8WgmmaW8A8
 from atlas_lab.arms.wgmma.joined import Bf16WgmmaJoined, Nvfp4WgmmaJoined
 from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma
@@ -14,6 +15,7 @@ __all__ = [
     "Bf16WgmmaJoined",
     "Fp8Wgmma",
     "Fp8WgmmaW8A8",
+    "Nvfp4Mmq",
     "Nvfp4W4A4Emulated",
     "Nvfp4Wgmma",
     "Nvfp4WgmmaJoined",
