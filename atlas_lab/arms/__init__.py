@@ -54,7 +54,7 @@ def atlas_arms() -> list[Arm]:
         *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined()),
         # activations quantized too: where an order or pin names them
         *(Nvfp4W4A4(), Nvfp4W4A4Emulated()),
-        *(Nvfp4Mmq("nvfp4_mmq", source="nvfp4"), Nvfp4Mmq("block_nvfp4_mmq", source="block_nvfp4")),
+        *(Nvfp4Mmq("nvfp4_mmq"), Nvfp4Mmq("nvfp4_mmq_joined", joined=True), Nvfp4Mmq("block_nvfp4_mmq", "block_nvfp4")),
         *(Q4KGemv(), Q4KMma("q4k_mma"), Q4KMmaRepacked("q4k_mma_repacked")),
         *(Q2Gemv(), Q2Mma("q2_mma"), Int8Gemv(), Int8Mma("int8_mma")),
         # two or three projections in one launch: where an order or a pin names them

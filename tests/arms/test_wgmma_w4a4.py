@@ -47,18 +47,15 @@ def buffers(x: np.ndarray, scale: np.float32 | None) -> list[simt.Buffer]:
     return given if scale is None else [*given, simt.Buffer("scale", 4, data=np.asarray(scale))]
 
 
-def ordered(x: np.ndarray, run: int, apart: int) -> np.ndarray:
-    """Rows in the order of lanes that own `run` K each: pair q of every run, of neighbours or of elements 8 apart."""
-    runs = x.reshape(len(x), -1, 4, run)
-    if apart == 8:
-        runs = runs.reshape(*runs.shape[:3], -1, 2, 8).swapaxes(-1, -2).reshape(runs.shape)
-    return runs.reshape(*runs.shape[:3], -1, 2).transpose(0, 1, 3, 2, 4).reshape(x.shape)
+def ordered(x: np.ndarray, run: int) -> np.ndarray:
+    """Rows in the order of lanes that own `run` K each: pair q of every run."""
+    return x.reshape(len(x), -1, 4, run // 2, 2).swapaxes(2, 3).reshape(x.shape)
 
 
-def in_lanes(x: np.ndarray, scale: np.float32 | None, run: int, apart: int) -> np.ndarray:
+def in_lanes(x: np.ndarray, scale: np.float32 | None, run: int) -> np.ndarray:
     (m, k), words = x.shape, 700
     out, flags = simt.Buffer("out", x.nbytes), simt.Buffer("flags", 4 * words)
-    kernel = quantize_nvfp4_lanes(run, apart, scaled=scale is not None)
+    kernel = quantize_nvfp4_lanes(run, scaled=scale is not None)
     args = (*buffers(x, scale), out, flags, k, words)
     simt.run(kernel, grid=order_grid(m, k, run), block=THREADS, args=args)
     assert not flags.array(np.uint32, (words,)).any()
@@ -79,21 +76,19 @@ def test_codes_and_scales_are_those_of_the_host(m: int, k: int, scale: np.float3
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize(("run", "apart"), [(16, 1), (64, 8)])
+@pytest.mark.parametrize("run", [16, 32])
 @pytest.mark.parametrize(("m", "chunks"), [(1, 1), (4, 5)])
-def test_in_the_lanes_order_they_are_the_same_numbers(
-    m: int, chunks: int, run: int, apart: int, scale: np.float32 | None
-) -> None:
+def test_in_the_lanes_order_they_are_the_same_numbers(m: int, chunks: int, run: int, scale: np.float32 | None) -> None:
     x = activations(m, 4 * run * chunks)
     codes, scales = nvfp4_groups.quantize(x.astype(np.float32), nvfp4_groups.ONE if scale is None else scale)
-    assert np.array_equal(in_lanes(x, scale, run, apart), ordered(nvfp4_groups.dequantize(codes, scales), run, apart))
+    assert np.array_equal(in_lanes(x, scale, run), ordered(nvfp4_groups.dequantize(codes, scales), run))
 
 
 def test_a_nan_makes_its_group_one_and_infinity_is_the_largest_value() -> None:
     x = activations(2, 64)
     x[0, 18], x[1, 37], x[1, 38] = np.nan, np.inf, -np.inf
-    found = in_lanes(x, None, 16, 1)
-    marked = ordered(np.repeat([[0, 1, 0, 0], [0, 0, 0, 0]], 16, axis=1), 16, 1)
+    found = in_lanes(x, None, 16)
+    marked = ordered(np.repeat([[0, 1, 0, 0], [0, 0, 0, 0]], 16, axis=1), 16)
     assert np.array_equal(np.isnan(found), marked == 1)
     assert sorted(found[1][np.abs(found[1]) == 2688]) == [-2688, 2688]
     codes, scales = simt.Buffer("codes", 64), simt.Buffer("scales", 8)

@@ -29,11 +29,6 @@ class RepackedTile(Tile):
     """bm rows of x by bn rows of W."""
 
     @property
-    def span(self) -> int:
-        """K of a stage."""
-        return SPAN
-
-    @property
     def w_bytes(self) -> int:
         """Of a stage."""
         return self.bn // 16 * UNIT
@@ -69,19 +64,19 @@ class RepackedTile(Tile):
         return warps_of(self.bn)
 
     def steps(self, k_bytes: int) -> int:
-        return -(-k_bytes // (2 * self.span))
+        return -(-k_bytes // (2 * SPAN))
 
     def at_once(self, sms: int) -> int:
         return super().at_once(sms) * per_sm(self.bm, self.bn)
 
     def step_clocks(self, m: int, blocks: int, target: Target, pipe: str) -> float:
-        x, w, groups = self.bm * self.span * 2, self.w_bytes, self.bn // GROUP_ROWS
+        x, w, groups = self.bm * SPAN * 2, self.w_bytes, self.bn // GROUP_ROWS
         # blocks that share an SM take turns
         beside = min(per_sm(self.bm, self.bn), -(-blocks // super().at_once(target.sms)))
-        products = self.bm * self.bn * self.span / element_rate(target, pipe)
+        products = self.bm * self.bn * SPAN / element_rate(target, pipe)
         return max(
-            ALONE * self.span // SPAN,
-            beside * (STEP + self.span // 16 * groups * PRODUCT + products + POWER * (x / self.cluster + w) / L2_BYTES),
+            ALONE,
+            beside * (STEP + SPAN // 16 * groups * PRODUCT + products + POWER * (x / self.cluster + w) / L2_BYTES),
             beside * groups * 4 * self.issued / QUARTERS,
             beside * groups * (x + 2 * w) / SHARED_BYTES,
             beside * (x / self.cluster + w) / L2_BYTES,

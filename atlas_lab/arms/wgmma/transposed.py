@@ -22,8 +22,6 @@ class Transposed(OnWarpgroups):
     """Tiles of rows of x by rows of W, of which a warpgroup has 64."""
 
     element_bytes, pipe = 2, "mma_bf16"
-    few: Sequence[int] = FEW
-    """Rows of x of the tiles for so many, ascending."""
     several: Sequence[tuple[int, int, int]]
     """Rows of x and of W of the tiles for more than 64 rows, and the blocks of their clusters."""
     made: type[RepackedTile] = RepackedTile
@@ -31,17 +29,17 @@ class Transposed(OnWarpgroups):
     """Consecutive K that a lane owns."""
 
     def tiles(self) -> tuple[list[Tile], list[Tile]]:
-        few: list[Tile] = [self.made(bm, bn) for bm in self.few for bn in self.narrow]
+        few: list[Tile] = [self.made(bm, bn) for bm in FEW for bn in self.narrow]
         return few, [self.made(*form) for form in self.several]
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
-        of_most = [t for t in self.tiles()[0] if t.bm == self.few[-1]]
-        return [setting(columns=t.bn) for t in self._ordered(of_most, self.few[-1], (n,), k, target)]
+        of_most = [t for t in self.tiles()[0] if t.bm == FEW[-1]]
+        return [setting(columns=t.bn) for t in self._ordered(of_most, FEW[-1], (n,), k, target)]
 
     def tile(self, c: Call) -> Tile:
         form = dict(chosen(self, c.n, c.k, c.context))
-        if c.m <= self.few[-1]:
-            return self.made(next(bm for bm in self.few if c.m <= bm), form["columns"])
+        if c.m <= FEW[-1]:
+            return self.made(next(bm for bm in FEW if c.m <= bm), form["columns"])
         return self._ordered(self._of_many(c), c.m, self.counts(c), c.k, c.context.target)[0]
 
     def _of_many(self, c: Call) -> list[Tile]:

@@ -56,6 +56,22 @@ def value(v):
     return -size if v < L.f32(0) else size
 
 
+@L.device
+def quantized(words, tensor_scale):
+    """8 codes of 8 BF16, half a group that this lane and the next one have, and the code of the group's scale."""
+    most = L.f32(0)
+    for j in L.unroll(4):
+        most = larger(most, words[j])
+    most = L.max_nan_f32(most, L.shfl_xor_f32(most, 1))
+    scale = scale_code(most, tensor_scale)
+    step = L.mul_rn(scale_value(scale), tensor_scale)
+    out = L.u32(0)
+    for j in L.unroll(4):
+        low, high = code(L.div_rn(L.bf16_lo(words[j]), step)), code(L.div_rn(L.bf16_hi(words[j]), step))
+        out = L.u32(out | (low | high << 4) << (8 * j))
+    return out, scale
+
+
 @L.family
 def quantize_nvfp4(scaled: bool = False):
     """x BF16 `[m, k]`, k a multiple of 16, to codes U8 `[m, k/2]`, low nibble first, and scales E4M3 `[m, k/16]`; with
@@ -72,17 +88,8 @@ def quantize_nvfp4(scaled: bool = False):
         words = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
         if i < count:
             words = L.ldg_v4_b32(x, i * EACH)
-        most = L.f32(0)
-        for j in L.unroll(4):
-            most = larger(most, words[j])
-        most = L.max_nan_f32(most, L.shfl_xor_f32(most, 1))
-        scale = scale_code(most, tensor_scale)
-        step = L.mul_rn(scale_value(scale), tensor_scale)
+        out, scale = quantized(words, tensor_scale)
         if i < count:
-            out = L.u32(0)
-            for j in L.unroll(4):
-                low, high = code(L.div_rn(L.bf16_lo(words[j]), step)), code(L.div_rn(L.bf16_hi(words[j]), step))
-                out = L.u32(out | (low | high << 4) << (8 * j))
             L.stg_b32(codes, i * (EACH // 2), out)
             if i & 1 == 0:
                 L.stg_b8(scales, i >> 1, scale)

@@ -10,27 +10,21 @@ from atlas_lab.kernels.lang import cuda
 from atlas_lab.kernels.quantize.lanes_order import PIECE, THREADS
 from atlas_lab.kernels.quantize.nvfp4 import larger, scale_code, scale_value, value
 
-SHARING = 8  # threads that have two elements each of a group
-
 
 @L.device
-def plain(source, row, column, apart):
-    """Two elements of a row of x, `apart` from each other."""
+def plain(source, row, column):
+    """Two elements of a row of x."""
     x, pitch = source
-    if apart == 1:
-        return L.ldg_b32(x, row * pitch + column)
-    return L.u32(L.ldg_b16(x, row * pitch + column) | L.ldg_b16(x, row * pitch + column + apart) << 16)
+    return L.ldg_b32(x, row * pitch + column)
 
 
 @functools.cache
-def lanes_quantizer(run: int, apart: int, pair_of: L.DeviceFunction):
+def lanes_quantizer(run: int, pair_of: L.DeviceFunction):
     """A device function `(source, tensor_scale, out, flags, k, words)`: quantizes each 16 of the rows that
-    `pair_of(source, row, column, apart)` reads, under the tensor scale, and writes code x scale, without it, in the
-    order of `order_for_lanes(run)`, blocks and threads as there, k a multiple of 4·run; the first `words` flags become
-    0.
+    `pair_of(source, row, column)` reads, under the tensor scale, and writes code x scale, without it, in the order of
+    `order_for_lanes(run)`, blocks and threads as there, k a multiple of 4·run; the first `words` flags become 0.
 
-    A thread has the same pair of four runs: elements 2·q and 2·q + 1, or where they lie 8 `apart` q and q + 8, of a
-    group of 16.
+    A thread has the same pair of four runs; eight threads have the pairs of a group.
     """
     pieces = run // 2
 
@@ -42,17 +36,14 @@ def lanes_quantizer(run: int, apart: int, pair_of: L.DeviceFunction):
                 L.stg_b32(flags, word, L.u32(0))
                 word = L.i32(word + cuda.gridDim.x * THREADS)
         i = L.i32(cuda.blockIdx.y * THREADS + cuda.threadIdx.x)
-        chunk, piece = L.i32(i // pieces), L.i32(i % pieces)
-        first = L.i32(chunk * (4 * run) + 2 * piece)
-        if apart > 1:
-            first = L.i32(chunk * (4 * run) + piece // SHARING * (2 * SHARING) + piece % SHARING)
+        first = L.i32(i // pieces * (4 * run) + 2 * (i % pieces))
         row = L.i64(cuda.blockIdx.x)
         here = first < k
         made = ()
         for t in L.unroll(4):
             pair = L.u32(0)
             if here:
-                pair = pair_of(source, row, L.i32(first + run * t), apart)
+                pair = pair_of(source, row, L.i32(first + run * t))
             most = larger(L.f32(0), pair)
             for step in L.unroll(3):
                 most = L.max_nan_f32(most, L.shfl_xor_f32(most, 1 << step))
@@ -68,13 +59,13 @@ def lanes_quantizer(run: int, apart: int, pair_of: L.DeviceFunction):
 
 
 @L.family
-def quantize_nvfp4_lanes(run: int, apart: int = 1, scaled: bool = False):
+def quantize_nvfp4_lanes(run: int, scaled: bool = False):
     """x BF16 `[m, k]`, k a multiple of 4·run, to BF16 `[m, k]` as `lanes_quantizer` says; with `scaled` under an F32
     tensor scale, a multiplier, which the values lack, else under 1. `order_grid(m, k, run)` blocks.
 
     A dependent launch may start at once.
     """
-    quantize = lanes_quantizer(run, apart, plain)
+    quantize = lanes_quantizer(run, plain)
 
     if scaled:
 
