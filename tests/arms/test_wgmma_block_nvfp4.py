@@ -105,9 +105,7 @@ def test_activations_are_those_of_the_host_in_the_blocks_order(m: int, k: int) -
     assert np.array_equal(out.array(ml_dtypes.bfloat16, (m, k)).astype(np.float64), in_blocks_order(expected))
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 8, 256), (16, 136, 512), (17, 5, 256), (33, 96, 256), (65, 264, 768), (129, 77, 256)]
-)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 256), (17, 5, 512), (33, 136, 256), (129, 77, 256)])
 @WAYS
 def test_awkward_shapes(arm: Arm, form: str, m: int, n: int, k: int, device) -> None:
     result = run_case(Case(arm.name, ("ffn.up",), m, n, k, form), arm, device, base_context(device.target))
@@ -119,7 +117,8 @@ def test_every_tile_with_ragged_edges_on_a_card_of_one_block(m: int, monkeypatch
     """A block takes several tiles, its ring goes around."""
     monkeypatch.setattr(Tile, "cut", lambda *a: False)
     target = replace(HOPPER, sms=1)
-    base, case = base_context(target), Case(STORED.name, ("ffn.up",), m, 136, 1280, "block_nvfp4")
+    k = 1280 if m <= 64 else 768  # more than is in flight
+    base, case = base_context(target), Case(STORED.name, ("ffn.up",), m, 136, k, "block_nvfp4")
     with open_device("interpreter", target) as device:
         result = run_case(case, STORED, device, base)
     assert result.ok, result.sentence
@@ -175,10 +174,14 @@ def ran(arm: Arm, site: Site, m: int, device: Device) -> Made:
     return Made(program, out, oracle.compare(out, ref, arm.tolerance, call.k))
 
 
-@pytest.mark.parametrize("form", ["nvfp4", "nvfp4_ct"])
 @pytest.mark.parametrize(
-    ("roles", "ns", "m"),
-    [(FFN, (136, 136), 33), (QKV, (130, 5, 9), 20), (QKV, (136, 8, 24), 66), (GDN, (7, 140), 9)],
+    ("roles", "ns", "m", "form"),
+    [
+        (FFN, (136, 136), 33, "nvfp4"),
+        (QKV, (130, 5, 9), 20, "nvfp4_ct"),
+        (QKV, (136, 8, 24), 66, "nvfp4"),
+        (GDN, (7, 140), 9, "nvfp4_ct"),
+    ],
 )
 def test_projections_of_a_site_have_the_bits_of_each_alone(roles, ns, m: int, form: str, device) -> None:
     """x is quantized once for all of them; each has its own tensor scale."""
