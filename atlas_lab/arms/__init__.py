@@ -22,11 +22,14 @@ from atlas_lab.arms.mma import (
 from atlas_lab.arms.nvfp4 import Nvfp4Gemm, Nvfp4Gemv, Nvfp4Gemv64
 from atlas_lab.arms.q2_0 import Q2Gemv
 from atlas_lab.arms.q4_k import Q4KGemv
+from atlas_lab.arms.w4a4 import Nvfp4W4A4
 from atlas_lab.arms.wgmma import (
     Bf16Wgmma,
     Bf16WgmmaJoined,
     Fp8Wgmma,
     Fp8WgmmaW8A8,
+    Nvfp4Mmq,
+    Nvfp4W4A4Emulated,
     Nvfp4Wgmma,
     Nvfp4WgmmaJoined,
     Q2Dequant,
@@ -52,6 +55,9 @@ def atlas_arms() -> list[Arm]:
         *(Nvfp4Gemv(), Nvfp4Gemv64(), Nvfp4Mma("nvfp4_mma"), Nvfp4MmaRepacked("nvfp4_mma_repacked")),
         # nvfp4_wgmma last: where an order or pin names it
         *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined()),
+        # activations quantized too: where an order or pin names them
+        *(Nvfp4W4A4(), Nvfp4W4A4Emulated()),
+        *(Nvfp4Mmq("nvfp4_mmq"), Nvfp4Mmq("nvfp4_mmq_joined", joined=True), Nvfp4Mmq("block_nvfp4_mmq", "block_nvfp4")),
         *(Q4KGemv(), Q4KMma("q4k_mma"), Q4KMmaRepacked("q4k_mma_repacked"), Q4KMmq()),
         *(Q2Gemv(), Q2Mma("q2_mma"), Q2Dequant(), Q2Mmq(), Int8Gemv(), Int8Mma("int8_mma")),
         # two or three projections in one launch: where an order or a pin names them

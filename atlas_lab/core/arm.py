@@ -54,6 +54,8 @@ class Arm:
     optional_kernels: Sequence[Kernel] = ()
     """More kernels that `lower` may launch, for calls that ask for more than a product and for settings that not all
     cards have; the arm may serve cards that lack what they need."""
+    instead: str = ""
+    """The arm that computes the same numbers on cards that lack what the kernels need; a refusal names it."""
     version: str = "1"
     """Changed when the numbers or the layout change; part of a route's hash."""
 

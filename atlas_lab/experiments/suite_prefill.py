@@ -20,6 +20,8 @@ ARMS = {
     "q2_dequant": ("q2_0_g128", "torch.mm"),
     "q2_mmq": ("q2_0_g128", "torch.mm"),
     "q4k_mmq": ("q4_k", "torch.mm"),
+    "nvfp4_w4a4_emulated": ("nvfp4", peer_humming.NAME),  # whose activations stay BF16
+    "nvfp4_mmq": ("nvfp4", peer_humming.NAME),
 }
 OF_PEER = {
     ("bf16_wgmma", 64): 1.0,

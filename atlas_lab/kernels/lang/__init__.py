@@ -69,6 +69,7 @@ from atlas_lab.kernels.lang.atomic import (
 from atlas_lab.kernels.lang.barrier import barrier_arrive, barrier_sync, fence_block, fence_gpu, nanosleep
 from atlas_lab.kernels.lang.block_scaled import (
     mma_m16n8k64_nvfp4,
+    mma_nvfp4_tile,
 )
 from atlas_lab.kernels.lang.bulk import (
     bulk_commit,
@@ -502,6 +503,7 @@ __all__ = [
     "mma_m16n8k32_e4m3",
     "mma_m16n8k32_s8",
     "mma_m16n8k64_nvfp4",
+    "mma_nvfp4_tile",
     "mma_tile",
     "mul_rn",
     "nanosleep",
