@@ -28,6 +28,7 @@ from atlas_lab.arms.wgmma import (
     Fp8Wgmma,
     Fp8WgmmaW8A8,
     Nvfp4Wgmma,
+    Nvfp4WgmmaFp8,
     Nvfp4WgmmaJoined,
 )
 from atlas_lab.checkpoint.gemma import GEMMA
@@ -47,8 +48,8 @@ def atlas_arms() -> list[Arm]:
         *(Fp8Gemv(), Fp8RowGemv(), Fp8Mma("fp8_mma"), Fp8RowMma("fp8_row_mma"), Fp8WgmmaW8A8(), Fp8Gemm()),
         Fp8Wgmma(),  # behind fp8_gemm: where an order or pin names it
         *(Nvfp4Gemv(), Nvfp4Gemv64(), Nvfp4Mma("nvfp4_mma"), Nvfp4MmaRepacked("nvfp4_mma_repacked")),
-        # nvfp4_wgmma last: where an order or pin names it
-        *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined()),
+        # those on warpgroups last: where an order or pin names them
+        *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined(), Nvfp4WgmmaFp8()),
         *(Q4KGemv(), Q4KMma("q4k_mma"), Q4KMmaRepacked("q4k_mma_repacked")),
         *(Q2Gemv(), Q2Mma("q2_mma"), Int8Gemv(), Int8Mma("int8_mma")),
         # two or three projections in one launch: where an order or a pin names them

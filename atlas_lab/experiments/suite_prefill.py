@@ -14,6 +14,7 @@ ARMS = {
     "fp8_wgmma": ("fp8", peer_humming.NAME),
     "fp8_wgmma_w8a8": ("fp8", peer_scaled.NAME),
     "nvfp4_wgmma": ("nvfp4", peer_humming.NAME),
+    "nvfp4_wgmma_fp8": ("nvfp4", peer_humming.NAME),
 }
 OF_PEER = {
     ("bf16_wgmma", 64): 1.0,
