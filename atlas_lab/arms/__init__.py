@@ -30,6 +30,7 @@ from atlas_lab.arms.wgmma import (
     Nvfp4Wgmma,
     Nvfp4WgmmaFp8,
     Nvfp4WgmmaJoined,
+    Nvfp4WgmmaW4A8,
 )
 from atlas_lab.checkpoint.gemma import GEMMA
 from atlas_lab.checkpoint.qwen35 import QWEN35
@@ -49,7 +50,7 @@ def atlas_arms() -> list[Arm]:
         Fp8Wgmma(),  # behind fp8_gemm: where an order or pin names it
         *(Nvfp4Gemv(), Nvfp4Gemv64(), Nvfp4Mma("nvfp4_mma"), Nvfp4MmaRepacked("nvfp4_mma_repacked")),
         # those on warpgroups last: where an order or pin names them
-        *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined(), Nvfp4WgmmaFp8()),
+        *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined(), Nvfp4WgmmaFp8(), Nvfp4WgmmaW4A8()),
         *(Q4KGemv(), Q4KMma("q4k_mma"), Q4KMmaRepacked("q4k_mma_repacked")),
         *(Q2Gemv(), Q2Mma("q2_mma"), Int8Gemv(), Int8Mma("int8_mma")),
         # two or three projections in one launch: where an order or a pin names them

@@ -6,7 +6,7 @@ from atlas_lab.arms.wgmma.bf16 import Bf16Wgmma
 from atlas_lab.arms.wgmma.fp8 import Fp8WgmmaW8A8
 from atlas_lab.arms.wgmma.joined import Bf16WgmmaJoined, Nvfp4WgmmaJoined
 from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma
-from atlas_lab.arms.wgmma.nvfp4_fp8 import Nvfp4WgmmaFp8
+from atlas_lab.arms.wgmma.nvfp4_fp8 import Nvfp4WgmmaFp8, Nvfp4WgmmaW4A8
 from atlas_lab.arms.wgmma.w8a16 import Fp8Wgmma
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "Nvfp4Wgmma",
     "Nvfp4WgmmaFp8",
     "Nvfp4WgmmaJoined",
+    "Nvfp4WgmmaW4A8",
 ]

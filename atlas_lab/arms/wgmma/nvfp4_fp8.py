@@ -1,4 +1,4 @@
-"""The arm over NVFP4 weights on warpgroups that multiplies FP8; it reads the copy that `nvfp4_mma_repacked` does."""
+"""The arms over NVFP4 weights on warpgroups that multiply FP8; they read the copy that `nvfp4_mma_repacked` does."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from atlas_lab.core.numbers import Accuracy, ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.verdict import Verdict
-from atlas_lab.formats import FORMATS, nvfp4_rounded
+from atlas_lab.formats import FORMATS, get, nvfp4_rounded
 from atlas_lab.kernels.gemm.wgmma_nvfp4 import stage_bytes
 from atlas_lab.kernels.gemm.wgmma_nvfp4_fp8 import wgmma_nvfp4_fp8
+from atlas_lab.kernels.gemm.wgmma_nvfp4_w4a8 import wgmma_nvfp4_w4a8
 from atlas_lab.kernels.gemm.wgmma_ring import ROW
 from atlas_lab.kernels.gemv.mma_lanes import SPAN
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.fp8_rows import THREADS, quantize_fp8_rows
 
-MAKING = 230  # instructions of a warp for a stage, beside those that add up its sums
+# Instructions of a warp for a stage, beside those that add up its sums.
+MAKING, MAKING_CODES = 230, 310
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,15 @@ class RoundedTile(RepackedTile):
     @property
     def stage(self) -> int:
         return stage_bytes(self.bm, self.bn, ROW)
+
+
+@dataclass(frozen=True)
+class CodesTile(RoundedTile):
+    """bm rows of x, E4M3, by bn rows of W, whose sums of 16 of K are scaled and added."""
+
+    @property
+    def issued(self) -> int:
+        return MAKING_CODES + SPAN // 16 * self.bm // 2
 
 
 class Nvfp4WgmmaFp8(Transposed):
@@ -67,12 +78,14 @@ class Nvfp4WgmmaFp8(Transposed):
     )
 
     def __init__(self) -> None:
-        self.kernels = (self.order, *(_kernel(t) for tiles in self.tiles() for t in tiles))
+        self.kernels = (self.order, *dict.fromkeys(self.kernel(t) for tiles in self.tiles() for t in tiles))
 
     @property
     def order(self) -> Kernel:
-        made: Kernel = quantize_fp8_rows
-        return made
+        return quantize_fp8_rows(ordered=True)
+
+    def kernel(self, t: Tile) -> Kernel:
+        return wgmma_nvfp4_fp8(t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.cluster)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return can_repack(p)
@@ -98,19 +111,42 @@ class Nvfp4WgmmaFp8(Transposed):
             label=f"{self.name} x",
         )
         args = (self.rows_map(codes, t.bm // t.cluster), scales, units_map(w, t), w.global_scale, c.y.data)
-        return [quantized, self.launch(c, t, _kernel(t), args, (divides(key),), pdl=True)]
+        return [quantized, self.launch(c, t, self.kernel(t), args, (divides(key),), pdl=True)]
 
     def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
-        """The float64 product of quantized x and rounded weights."""
+        """The float64 product of quantized x and the weights as they are multiplied."""
         ((key, made),) = weights.items()
-        stored = unpack(made, call.n)
         of_rows = FORMATS["fp8_row"]
-        values = nvfp4_rounded.values(stored["weight"], stored["scale"])
-        scale = np.float64(stored["global_scale"].reshape(()))
-        values = values / scale if divides(key) else values * scale
+        values = self.values(key, unpack(made, call.n))
         product: np.ndarray = of_rows.dequantize(of_rows.quantize(x.astype(np.float32))) @ values.T
         return product
 
+    def values(self, key: str, stored: dict[str, np.ndarray]) -> np.ndarray:
+        """float64 `[N, K]` of what is multiplied, of stored tensors bound under this key."""
+        values = nvfp4_rounded.values(stored["weight"], stored["scale"])
+        scale = np.float64(stored["global_scale"].reshape(()))
+        return values / scale if divides(key) else values * scale
 
-def _kernel(t: Tile) -> Kernel:
-    return wgmma_nvfp4_fp8(t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.cluster)
+
+class Nvfp4WgmmaW4A8(Nvfp4WgmmaFp8):
+    """The same copy; codes exact in E4M3; x quantized to E4M3 with a scale a row, a launch of its own; tensor cores
+    (wgmma) fed by TMA, sums over 16 of K, times their block scale, added in FP32, x's scale and the tensor scale on the
+    sums; K a multiple of 128. It changes numbers: it quantizes activations."""
+
+    name = "nvfp4_wgmma_w4a8"
+    made = CodesTile
+    several = ((112, 128, 1), (64, 128, 1))
+    # the product of 16 of K, then a fused addition for each in FP32: 2**-24, counted twice
+    tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 2 + -(-k // (16 << 11)))
+    accuracy = Accuracy(min_snr_db=19)
+    reduction_class = ReductionClass("wgmma.m64k32.e4m3", "ascending K, in parts by M, N, K, target", promotion=16)
+
+    @property
+    def order(self) -> Kernel:
+        return quantize_fp8_rows(ordered=False)
+
+    def kernel(self, t: Tile) -> Kernel:
+        return wgmma_nvfp4_w4a8(t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.cluster)
+
+    def values(self, key: str, stored: dict[str, np.ndarray]) -> np.ndarray:
+        return get("nvfp4_ct" if divides(key) else "nvfp4").dequantize(stored)

@@ -11,6 +11,9 @@ registers 2t and 2t + 1 of either pair of words are pair t of the group's first 
 
 `rounded_weights` makes E4M3 of them, for products of 32 of K: a pair of words, 8 K of the lane's group, is what a lane
 has of one product, its first 4 K in the product's first half, the others in its second.
+
+`codes_of_groups` makes E4M3 of codes alone, for products of 32 of K that cover one group each, 16 of K in the order of
+x: lane t takes K 4t to 4t + 3, which registers 0 to 3 or 4 to 7 of the group's pair of words t / 2 hold.
 """
 
 from typing import NamedTuple
@@ -22,6 +25,8 @@ from atlas_lab.kernels.lang.lanes import CODE, FIRST, ROTATIONS
 SCALES_AT = 1024  # bytes of a unit before its block scales
 # Codes come as 2^-126 of themselves: under scales made 2^3 of theirs, weights are 2^-120 of an eighth of themselves.
 ROUNDED_BIAS, ROUNDED_LIFT = 0x3C003C00, 8.0
+SCALE_BITS = 117 << 23  # scales are 5 and 3 bits of 2^(e - 10): the exponent of a float32 less theirs
+CODES_LIFT = 64.0  # the same 2^-126 of a code are 2^-120 of a 64th of it, exact in E4M3
 
 
 @L.device
@@ -88,7 +93,8 @@ def _weights_in_order(unit, at, half, pick, scales):
 
 
 @L.device
-def _scales_in_order(unit, at):
+def scales_in_order(unit, at):
+    """The block scales of rows g and g + 8, a word for each of the four groups of a half, as a lane's own."""
     return L.lds_v4_b32(unit, at + SCALES_AT + 16 * (L.lane_id() >> 2))
 
 
@@ -129,6 +135,29 @@ def rounded_weights(unit, at, half, scales):
 
 
 @L.device
+def codes_of_groups(unit, at, half):
+    """For each of the four groups of a half of 64 K of the unit at byte `at`: a 64th of the codes of rows g and g + 8,
+    the two registers of one half of a fragment (m64n*k32)."""
+    t = L.lane_id() & 3
+    out = ()
+    for group in L.unroll(4):
+        q = L.lds_v2_b32(unit, at + 512 * half + 64 * (L.lane_id() >> 2) + 16 * group + 8 * (t >> 1))
+        c = L.e2m1x16_small(q[0], q[1])
+        mine = ()
+        for i in L.unroll(4):
+            mine = mine + (c[4 + i] if t & 1 else c[i],)
+        out = out + ((L.bf16x4_e4m3_small(mine[0], mine[2]), L.bf16x4_e4m3_small(mine[1], mine[3])),)
+    return out
+
+
+@L.device
+def scales_of_group(s, half):
+    """The block scales of word s for rows g and g + 8 of a half of 64 K, as float32."""
+    upper = L.bits_f32(L.u32(L.prmt(s, 0, 0x4044 + 0x200 * half) * 16 + SCALE_BITS))
+    return upper, L.bits_f32(L.u32(L.prmt(s, 0, 0x4144 + 0x200 * half) * 16 + SCALE_BITS))
+
+
+@L.device
 def scales_in_lanes_order(unit, at):
     """The four block scales of a lane: of both rows in the unit's first half, then in its second."""
     return L.lds_b32(unit, at + SCALES_AT + 4 * L.lane_id())
@@ -149,5 +178,5 @@ class Lanes(NamedTuple):
     weights: L.DeviceFunction
 
 
-in_order = Lanes(_pick_of, _scales_in_order, _weights_in_order)
+in_order = Lanes(_pick_of, scales_in_order, _weights_in_order)
 in_lanes_order = Lanes(_nothing, scales_in_lanes_order, _weights_in_lanes_order)
