@@ -17,6 +17,7 @@ ARMS = {
     "fp8_wgmma": ("fp8", peer_humming.NAME),
     "fp8_wgmma_w8a8": ("fp8", peer_scaled.NAME),
     "nvfp4_wgmma": ("nvfp4", peer_humming.NAME),
+    "nvfp4_wgmma_fp8": ("nvfp4", peer_humming.NAME),
     "q2_dequant": ("q2_0_g128", "torch.mm"),
     "q2_mmq": ("q2_0_g128", "torch.mm"),
     "q4k_mmq": ("q4_k", "torch.mm"),

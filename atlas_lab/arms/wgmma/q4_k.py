@@ -37,9 +37,7 @@ MAKING = 46  # instructions of a warp for a group, beside those that add up its 
 class BlockTile(RepackedTile):
     """bm rows of x by bn rows of W, a block of 256 weights of each a stage."""
 
-    @property
-    def span(self) -> int:
-        return SPAN
+    span, x_row = SPAN, 2 * SPAN
 
     @property
     def w_bytes(self) -> int:
