@@ -14,6 +14,7 @@ ARMS = {
     "fp8_wgmma": ("fp8", peer_humming.NAME),
     "fp8_wgmma_w8a8": ("fp8", peer_scaled.NAME),
     "nvfp4_wgmma": ("nvfp4", peer_humming.NAME),
+    "int8_wgmma": ("nvfp4", peer_humming.NAME),
 }
 OF_PEER = {
     ("bf16_wgmma", 64): 1.0,
@@ -24,6 +25,7 @@ OF_PEER = {
     ("nvfp4_wgmma", 128): 1.1,
     ("nvfp4_wgmma", 512): 1.0,
     ("nvfp4_wgmma", 4096): 1.07,
+    ("int8_wgmma", 4096): 0.77,
 }
 
 

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from atlas_lab.arms.wgmma.bf16 import Bf16Wgmma
 from atlas_lab.arms.wgmma.fp8 import Fp8WgmmaW8A8
+from atlas_lab.arms.wgmma.int8 import Int8Wgmma, Int8WgmmaSub
 from atlas_lab.arms.wgmma.joined import Bf16WgmmaJoined, Nvfp4WgmmaJoined
 from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma
 from atlas_lab.arms.wgmma.w8a16 import Fp8Wgmma
 
-__all__ = ["Bf16Wgmma", "Bf16WgmmaJoined", "Fp8Wgmma", "Fp8WgmmaW8A8", "Nvfp4Wgmma", "Nvfp4WgmmaJoined"]
+__all__ = [
+    "Bf16Wgmma",
+    "Bf16WgmmaJoined",
+    "Fp8Wgmma",
+    "Fp8WgmmaW8A8",
+    "Int8Wgmma",
+    "Int8WgmmaSub",
+    "Nvfp4Wgmma",
+    "Nvfp4WgmmaJoined",
+]
