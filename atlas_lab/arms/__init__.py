@@ -28,6 +28,8 @@ from atlas_lab.arms.wgmma import (
     Bf16WgmmaJoined,
     Fp8Wgmma,
     Fp8WgmmaW8A8,
+    Int8Wgmma,
+    Int8WgmmaSub,
     Nvfp4Mmq,
     Nvfp4W4A4Emulated,
     Nvfp4Wgmma,
@@ -62,6 +64,7 @@ def atlas_arms() -> list[Arm]:
         *(Nvfp4Mmq("nvfp4_mmq"), Nvfp4Mmq("nvfp4_mmq_joined", joined=True), Nvfp4Mmq("block_nvfp4_mmq", "block_nvfp4")),
         *(Q4KGemv(), Q4KMma("q4k_mma"), Q4KMmaRepacked("q4k_mma_repacked"), Q4KMmq()),
         *(Q2Gemv(), Q2Mma("q2_mma"), Q2Dequant(), Q2Mmq(), Int8Gemv(), Int8Mma("int8_mma")),
+        *(Int8Wgmma(), Int8WgmmaSub()),  # they change numbers: where an order or a pin names them
         # two or three projections in one launch: where an order or a pin names them
         Bf16Mma("bf16_mma_joined", joined=True),
         Fp8Mma("fp8_mma_joined", joined=True),

@@ -23,6 +23,7 @@ ARMS = {
     "q4k_mmq": ("q4_k", "torch.mm"),
     "nvfp4_w4a4_emulated": ("nvfp4", peer_humming.NAME),  # whose activations stay BF16
     "nvfp4_mmq": ("nvfp4", peer_humming.NAME),
+    "int8_wgmma": ("nvfp4", peer_humming.NAME),
 }
 OF_PEER = {
     ("bf16_wgmma", 64): 1.0,
