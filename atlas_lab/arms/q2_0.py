@@ -19,18 +19,10 @@ WARPS, ROWS, UNROLL = 4, 4, 2
 GROUPS = {"groups of 64": 64, "groups of 128": 128}
 
 
-class Q2Gemv(Arm):
-    """Blocks of 64 or 128 two-bit weights as stored, each byte read once for up to three rows of x, which stay BF16;
-    FP32 sums on CUDA cores."""
+class OverQ2(Arm):
+    """Over blocks of 64 or 128 weights as stored."""
 
-    name = "q2_gemv"
-    roles = ("*",)
-    rows = rows(1, 3)
     source = "q2_0"
-    kernels = tuple(gemv_q2_0(WARPS, ROWS, UNROLL, g, m) for g in GROUPS.values() for m in (1, 2, 3))
-    # 16 products, their scale, one addition a load, then the butterfly
-    tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + -(-k // SPAN) + 5, extra_roundings=1)
-    reduction_class = ReductionClass("fma.f32", f"lane 16 codes of 512, then a butterfly, {CUTS}", promotion=16)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         group = p.weight.geometry.group
@@ -43,6 +35,19 @@ class Q2Gemv(Arm):
 
     def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
         return [Bind(p.weight, key=f"groups of {p.weight.geometry.group}")]
+
+
+class Q2Gemv(OverQ2):
+    """Blocks of 64 or 128 two-bit weights as stored, each byte read once for up to three rows of x, which stay BF16;
+    FP32 sums on CUDA cores."""
+
+    name = "q2_gemv"
+    roles = ("*",)
+    rows = rows(1, 3)
+    kernels = tuple(gemv_q2_0(WARPS, ROWS, UNROLL, g, m) for g in GROUPS.values() for m in (1, 2, 3))
+    # 16 products, their scale, one addition a load, then the butterfly
+    tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + -(-k // SPAN) + 5, extra_roundings=1)
+    reduction_class = ReductionClass("fma.f32", f"lane 16 codes of 512, then a butterfly, {CUTS}", promotion=16)
 
     def lower(self, c: Call) -> list[Launch]:
         ((key, w),) = c.weights.items()

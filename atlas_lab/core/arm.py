@@ -57,6 +57,8 @@ class Arm:
     first_on: Sequence[str] = ()
     """Architectures on which it stands before all arms of the built-in order that are not first there: where arms that
     share a copy of the weights serve every M, and others would keep a second one."""
+    instead: str = ""
+    """The arm that computes the same numbers on cards that lack what the kernels need; a refusal names it."""
     version: str = "1"
     """Changed when the numbers or the layout change; part of a route's hash."""
 

@@ -100,7 +100,8 @@ def unmet_needs(arm: Arm, target: Target) -> Verdict | None:
         if not target.meets(needs):
             return no(
                 "needs",
-                f"kernel {kernel.spec.family} needs {needs}",
+                f"kernel {kernel.spec.family} needs {needs}"
+                + (f"; elsewhere use {arm.instead}" if arm.instead else ""),
                 found=f"{target.name} (compute capability {target.capability[0]}.{target.capability[1]})",
                 allowed=str(needs),
             )

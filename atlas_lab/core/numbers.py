@@ -23,6 +23,7 @@ ACCUMULATORS: dict[str, float] = {
     "mma_bf16": _measured(lang.mma_m16n8k16_bf16),
     "mma_f16": _measured(lang.mma_m16n8k16_f16),
     "mma_e4m3": _measured(lang.mma_m16n8k32_e4m3),
+    "mma_nvfp4": _measured(lang.mma_m16n8k64_nvfp4),
 }
 OUTPUTS: dict[str, float] = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 

@@ -14,7 +14,7 @@ import yaml
 from atlas_lab.kernels.lang import Needs
 
 # Math units that do a kernel's work, CUDA cores and tensor cores by operand.
-PIPES = ("fma", "mma_bf16", "mma_f16", "mma_e4m3", "mma_s8")
+PIPES = ("fma", "mma_bf16", "mma_f16", "mma_e4m3", "mma_s8", "mma_nvfp4")
 
 
 @dataclass(frozen=True)

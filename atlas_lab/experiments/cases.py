@@ -27,6 +27,8 @@ PROBES = (256, 240, 96, 384, 640, 1024, 4096, 5120, 17408, 1, 3)
 KS = (*range(1, 520), *range(1025, 1160), *range(1280, 8193, 256), *range(2049, 2310), *range(5097, 5129))
 MORE_NS = (*range(1, 33), 48, 64, 96, 127, 128, *range(129, 161), 192, 256, 320, 384, 512, 1024, 5119, 5120)
 FULL = ((17408, 5120), (5120, 17408))
+FEW = 16  # rows of x with which a long K is tried
+LONG = "long K"
 LARGEST_M: dict[Budget, int] = {"interpreter": 67, "gpu": 4099}
 
 
@@ -128,14 +130,15 @@ def _drawn(d: _Drawer, budget: Budget, *, first: bool) -> list[Case]:
         (_first(ns, lambda n: n > 128), _first(ks, lambda k: k >= (group or 16)), "N past 128, one group of K"),
         (_first(ns, lambda n: n >= 96), _awkward(ks, 257, 520), "several stages of K"),
     ]
-    if d.arm.rows.first <= 16:
-        shapes.append((_first(ns, lambda n: n >= 2), _awkward(ks, 2048, 2310), "long K"))
+    if d.arm.rows.first <= FEW:
+        shapes.append((_first(ns, lambda n: n >= 2), _awkward(ks, 2048, 2310), LONG))
     shapes = [s for s in shapes if d.allows(*s[:2])]
     out = [d.case(n, k, m, why) for (n, k, why), m in zip(shapes, _row_counts(d.arm, len(shapes), budget), strict=True)]
+    out = [replace(c, m=min(c.m, FEW)) if c.why == LONG else c for c in out]
     if first and out:
         n, k, _ = shapes[0]
         m = d.arm.rows.first
-        wide = _awkward(ks, 128, 1160)
+        wide = _awkward(ks, 128, 1280)
         out += [
             replace(d.case(n, k, m, "weights and x far from 1"), values="huge"),
             replace(d.case(n, k, m, "weights and x far from 1"), values="tiny"),

@@ -140,7 +140,7 @@ def reference(
     if values.shape != (call.m, call.n):
         raise OracleError(f"reference of arm {arm.name} gave {list(values.shape)}, expected [{call.m}, {call.n}]")
     try:
-        made = product(x, dequantized(declarations, arrays, call.n, call.k)).magnitude
+        made = product(x, dequantized(declarations, arrays, call.n, call.k), terms_of(arm, arrays)).magnitude
     except OracleError:
         made = np.abs(values)
     return Reference(values, made), None

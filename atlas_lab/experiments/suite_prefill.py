@@ -17,6 +17,13 @@ ARMS = {
     "fp8_wgmma": ("fp8", peer_humming.NAME),
     "fp8_wgmma_w8a8": ("fp8", peer_scaled.NAME),
     "nvfp4_wgmma": ("nvfp4", peer_humming.NAME),
+    "nvfp4_wgmma_fp8": ("nvfp4", peer_humming.NAME),
+    "q2_dequant": ("q2_0_g128", "torch.mm"),
+    "q2_mmq": ("q2_0_g128", "torch.mm"),
+    "q4k_mmq": ("q4_k", "torch.mm"),
+    "nvfp4_w4a4_emulated": ("nvfp4", peer_humming.NAME),  # whose activations stay BF16
+    "nvfp4_mmq": ("nvfp4", peer_humming.NAME),
+    "int8_wgmma": ("nvfp4", peer_humming.NAME),
 }
 OF_PEER = {
     ("bf16_wgmma", 64): 1.0,

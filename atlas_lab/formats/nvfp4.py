@@ -52,6 +52,13 @@ class Nvfp4(Format):
         n, k = checks.source(w, self.name)
         checks.dims(self.name, n, k, GROUP)
         tensor_scale = self.tensor_scale(scan.amax(w) if amax is None else amax)
+        weight, scale = self.encode(w, tensor_scale)
+        return {"weight": weight, "scale": scale, "global_scale": np.full(self.global_shape, tensor_scale, np.float32)}
+
+    def encode(self, w: np.ndarray, tensor_scale: np.float32) -> tuple[np.ndarray, np.ndarray]:
+        """Finite float32 `[N, K]`, K a multiple of 16, to codes u8 `[N, K/2]` and block scales e4m3 `[N, K/16]` under a
+        tensor scale that is given: what lies past 2688 times its multiplier saturates."""
+        n, k = w.shape
         weight = np.empty((n, k // 2), np.uint8)
         scale = np.empty((n, k // GROUP), ml_dtypes.float8_e4m3fn)
         for rows in scan.row_chunks(n, k):
@@ -60,7 +67,7 @@ class Nvfp4(Format):
             scaled = blocks / self.step(scale[rows].astype(np.float32), tensor_scale)[..., None]
             scaled += np.float32(0)  # −0 becomes +0: only values below zero get a sign, as in both references
             weight[rows] = e2m1.pack(e2m1.encode(scaled).reshape(-1, k))
-        return {"weight": weight, "scale": scale, "global_scale": np.full(self.global_shape, tensor_scale, np.float32)}
+        return weight, scale
 
     def dequantize(self, t: Tensors) -> np.ndarray:
         """e2m1 x scale x global_scale as float64 `[N, K]`, exactly (for `nvfp4_ct` the quotient, rounded once).

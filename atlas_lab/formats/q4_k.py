@@ -36,9 +36,7 @@ class Q4K(Blocks):
         return in_pieces(_encode, x, BYTES)
 
     def decode(self, blocks: np.ndarray) -> np.ndarray:
-        sc, m = unpack_scales(blocks[:, 4:16])
-        scale = half(blocks, 0).astype(np.float64)[:, None] * sc
-        low = half(blocks, 2).astype(np.float64)[:, None] * m
+        scale, low = group_values(blocks)
         values = codes(blocks).astype(np.float64)
         values *= scale[..., None]
         values -= low[..., None]
@@ -52,6 +50,12 @@ def codes(blocks: np.ndarray) -> np.ndarray:
     """u8 codes `[blocks, 8, 32]` of u8 blocks `[blocks, 144]`."""
     qs = blocks[:, 16:].reshape(-1, 4, 1, GROUP)
     return np.concatenate([qs & 15, qs >> 4], axis=2).reshape(-1, 8, GROUP)
+
+
+def group_values(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """d x sc and dmin x m, float64 `[blocks, 8]`, of u8 blocks `[blocks, 144]`."""
+    sc, m = unpack_scales(blocks[:, 4:16])
+    return half(blocks, 0).astype(np.float64)[:, None] * sc, half(blocks, 2).astype(np.float64)[:, None] * m
 
 
 def unpack_scales(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ from atlas_lab.runtime.device import open_device
 
 H200 = shipped_targets()[0]
 ARMS = {a.name: a for a in atlas_arms()}
+NVFP4 = ["nvfp4_mma", "nvfp4_mma_repacked", "nvfp4_wgmma", "nvfp4_wgmma_fp8", "nvfp4_wgmma_w4a8"]
 Spoil = Callable[[str, np.ndarray], np.ndarray]
 
 
@@ -50,7 +51,7 @@ def test_q4_k_weights_that_cancel(arm: str, d: float, dmin: float, m: int, q: in
     assert found.ok, found.sentence
 
 
-@pytest.mark.parametrize(("arm", "m"), [("nvfp4_mma", 3), ("nvfp4_mma_repacked", 3), ("nvfp4_wgmma", 17)])
+@pytest.mark.parametrize(("arm", "m"), [(a, 3 if "mma" in a.split("_") else 17) for a in NVFP4])
 @pytest.mark.parametrize(("form", "scale"), [("nvfp4", 2e36), ("nvfp4_ct", 1e-37)])
 def test_tensor_scales_near_the_ends_of_float32(arm: str, m: int, form: str, scale: float, monkeypatch) -> None:
     def spoil(name: str, a: np.ndarray) -> np.ndarray:
@@ -60,7 +61,7 @@ def test_tensor_scales_near_the_ends_of_float32(arm: str, m: int, form: str, sca
     assert found.ok, found.sentence
 
 
-@pytest.mark.parametrize("arm", ["nvfp4_gemv", "nvfp4_mma", "nvfp4_mma_repacked", "nvfp4_wgmma"])
+@pytest.mark.parametrize("arm", ["nvfp4_gemv", *NVFP4])
 def test_every_block_scale_and_the_code_of_minus_zero(arm: str, monkeypatch) -> None:
     def spoil(name: str, a: np.ndarray) -> np.ndarray:
         if name.endswith(".scale"):  # 0, the denormals 1 to 7, and on

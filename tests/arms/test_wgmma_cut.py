@@ -16,14 +16,18 @@ from atlas_lab.experiments.cases import launched
 from atlas_lab.experiments.parity import run, run_case
 from atlas_lab.kernels.gemm.wgmma_parts import clear_flags
 from atlas_lab.kernels.quantize.fp8_groups import quantize_fp8_groups
+from atlas_lab.kernels.quantize.int8 import quantize_int8_groups
 from atlas_lab.runtime.device import open_device
 from atlas_lab.runtime.interpreter import InterpreterDevice
 from atlas_lab.simt import Options
 
 ARMS = {a.name: a for a in atlas_arms()}
 HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
-FORMATS = {"bf16_wgmma": "bf16", "fp8_wgmma_w8a8": "fp8", "nvfp4_wgmma": "nvfp4", "fp8_wgmma": "fp8"}
-STEP = {"bf16_wgmma": 64, "fp8_wgmma_w8a8": 128, "nvfp4_wgmma": 128, "fp8_wgmma": 128}  # K of a stage
+FORMATS = {
+    **{"bf16_wgmma": "bf16", "fp8_wgmma_w8a8": "fp8", "fp8_wgmma": "fp8"},
+    **{"nvfp4_wgmma": "nvfp4", "nvfp4_wgmma_fp8": "nvfp4", "int8_wgmma": "bf16"},
+}
+STEP = {name: 64 if name == "bf16_wgmma" else 128 for name in FORMATS}  # K of a stage
 EACH = pytest.mark.parametrize("name", FORMATS)
 
 
@@ -33,7 +37,7 @@ def cut(monkeypatch):
     monkeypatch.setattr(Tile, "cut", lambda *a: True)
     for name in FORMATS:
         arm = ARMS[name]
-        made = arm.made(64, 64) if isinstance(arm, Transposed) else Tile(64, 64, beside=arm.beside)
+        made = arm.made(64, 64) if isinstance(arm, Transposed) else arm._tile(64, 64)
         monkeypatch.setattr(arm, "tile", lambda c, t=made: t)
 
 
@@ -57,7 +61,7 @@ def test_however_shares_fall_on_tiles(name: str, tiles: int, steps: int, blocks:
     target = replace(HOPPER, sms=blocks)
     case, base = case_of(name, 33, tiles, steps), base_context(target)
     launches = launched(case, ARMS[name], base)
-    assert launches[0] in (clear_flags, quantize_fp8_groups, getattr(ARMS[name], "order", None))
+    assert launches[0] in (clear_flags, quantize_fp8_groups, quantize_int8_groups, getattr(ARMS[name], "order", None))
     with open_device("interpreter", target) as opened:
         result = run_case(case, ARMS[name], opened, base)
     assert result.ok, result.sentence

@@ -76,7 +76,7 @@ BAD = {
     "dependent without a wait": ({"pdl": True}, "a dependent launch of a kernel without grid_wait would race"),
     "no such pipe": (
         {"pipe": "mma_fp8"},
-        "found pipe 'mma_fp8', expected one of fma, mma_bf16, mma_f16, mma_e4m3, mma_s8",
+        "found pipe 'mma_fp8', expected one of fma, mma_bf16, mma_f16, mma_e4m3, mma_s8, mma_nvfp4",
     ),
 }
 

@@ -7,8 +7,12 @@ from typing import Any
 from atlas_lab.kernels import lang as L
 
 STORE_TILE, PACK = L.stmatrix_tile(2, 32), L.pack_tile(L.bf16, 4)
+NVFP4_TILE = L.mma_nvfp4_tile(1, 2)
 WGMMA, WGMMA_WAIT = L.wgmma(L.bf16, 16), L.wgmma_wait(8)
-FACTORIES = {"wgmma": WGMMA, "wgmma_wait": WGMMA_WAIT, "stmatrix_tile": STORE_TILE, "pack_tile": PACK}
+FACTORIES = {
+    "wgmma": WGMMA, "wgmma_wait": WGMMA_WAIT, "stmatrix_tile": STORE_TILE, "pack_tile": PACK,
+    "mma_nvfp4_tile": NVFP4_TILE,
+}  # fmt: skip
 
 
 @L.device
@@ -19,6 +23,7 @@ def committed(acc):
 
 SCOPE = {
     "WGMMA": WGMMA, "WGMMA_WAIT": WGMMA_WAIT, "STORE_TILE": STORE_TILE, "PACK": PACK, "committed": committed,
+    "NVFP4_TILE": NVFP4_TILE,
 }  # fmt: skip
 DESCRIPTOR = "L.matrix_descriptor(s, n, 128, 16, 1024)"
 
@@ -37,8 +42,10 @@ GROUPS: dict[str, list[tuple[str, str, Any]]] = {
     ],
     "mma_nvfp4": [
         ("mma_m16n8k64_nvfp4", "t4(L.mma_m16n8k64_nvfp4((f, g, h, f), (u, v, w, u), (v, w), u, v))",
-         r"mma\.sync\.aligned\.kind::mxf4nvf4\.block_scale\.scale_vec::4X\.m16n8k64\.row\.col\.f32\.e2m1\.e2m1\.f32"
-         r"\.ue4m3 "),
+         {r"mma\.sync\.aligned\.kind::mxf4nvf4\.block_scale\.scale_vec::4X\.m16n8k64\.row\.col\.f32\.e2m1\.e2m1\.f32"
+          r"\.ue4m3 ": 3}),  # with those of the tile
+        ("mma_nvfp4_tile", "t8(NVFP4_TILE((f, g, h, f, f, g, h, f), (u, v, w, u), (w, v, u, v), (u,), (v, w)))",
+         {r"mxf4nvf4": 3}),
     ],
     "stmatrix": [
         ("stmatrix_x1", "L.stmatrix_x1(s, lane, u)", r"m8n8\.x1\.shared\.b16 "),

@@ -114,6 +114,22 @@ def test_every_e4m3_code_widens_by_bits():
         assert L.f32_bits(L.e4m3_f32(c)) == bits(exact)[c]
 
 
+def test_small_bf16_round_to_e4m3_as_formats():
+    """2**-120 of every bf16 that is at most 448 and has no bit below 2**-13: those of subnormals lie there."""
+    values = np.arange(65536, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float32).astype(np.float64)
+    values = values[np.abs(values) <= 448]
+    values = values[values * 8192 % 1 == 0]
+    small = (values * 2.0**-120).astype(np.float32).astype(ml_dtypes.bfloat16)
+    assert np.array_equal(small.astype(np.float64), values * 2.0**-120)
+    expected = e4m3_format.encode(values.astype(np.float32)).view(np.uint8).tolist()
+    codes = small.view(np.uint16).tolist()
+    assert len(codes) > 4000
+    for i in range(len(codes)):
+        a, b, c = (i + 7) % len(codes), (i * 5) % len(codes), -1 - i
+        made = L.bf16x4_e4m3_small(codes[i] | codes[a] << 16, codes[b] | codes[c] << 16)
+        assert made == four([expected[i], expected[a], expected[b], expected[c]])
+
+
 @given(words)
 def test_e2m1_nibbles_widen_in_order(q):
     codes = [q >> 4 * i & 15 for i in range(8)]

@@ -129,6 +129,32 @@ def test_block_scaled_products():
     assert run_warp(body) == accumulators((c + left @ right).astype(np.float32))
 
 
+def test_tiles_of_block_scaled_products_loaded_from_memory():
+    """2 x 4 tiles as a GEMM loads them: ldmatrix for codes, for each row the word of its scales."""
+    a, w = (RNG.integers(0, 256, (32, 32), dtype=np.uint8) for _ in range(2))
+    scale_a, scale_w = (RNG.integers(0, 0x7F, (32, 4), dtype=np.uint8) for _ in range(2))
+    pa, pw = pointer(a, L.u8, "shared"), pointer(w, L.u8, "shared")
+    words_a, words_w = (s.view(np.uint32)[:, 0] for s in (scale_a, scale_w))
+    load, multiply = L.ldmatrix_tile(2, 16 * 32), L.mma_nvfp4_tile(2, 4)
+
+    def body(lane):
+        g, t = divmod(lane, 4)
+        fa = load(pa, 32 * (lane % 16) + 16 * (lane // 16))
+        fb = load(pw, 32 * (lane % 8 + 8 * (lane // 16)) + 16 * (lane // 8 % 2))
+        sa = tuple(int(words_a[16 * i + g + 8 * (t % 2)]) for i in range(2))
+        sb = tuple(int(words_w[8 * i + g]) for i in range(4))
+        return tuple(multiply(L.zeros(32), fa, fb, sa, sb))
+
+    found = np.array(run_warp(body)).reshape(8, 4, 2, 4, 2, 2).transpose(2, 4, 0, 3, 1, 5).reshape(32, 32)
+    e2m1 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    e4m3 = np.arange(128, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    left, right = (
+        np.stack([e2m1[v & 15], e2m1[v >> 4]], axis=2).reshape(32, 64) * e4m3[s].repeat(16, axis=1)
+        for v, s in ((a, scale_a), (w, scale_w))
+    )
+    assert np.array_equal(found.astype(np.float32), (left @ right.T).astype(np.float32))
+
+
 def test_a_scale_with_a_sign_is_refused():
     with pytest.raises(ValueError, match="found scale byte 0x81, expected an unsigned e4m3 number"):
         run_warp(lambda lane: L.mma_m16n8k64_nvfp4((0.0,) * 4, (0,) * 4, (0,) * 2, 0x81, 0))

@@ -114,6 +114,10 @@ GROUPS: dict[str, list[Row]] = {
     "e4m3x4_f16x2": [
         ("e4m3x4_f16x2", "L.e4m3x4_f16x2(u)[0] + L.e4m3x4_f16x2(u)[1]", {r"prmt\.b32 ": 2, r"fma\.rn\.f16x2 ": 2})
     ],
+    "bf16x4_e4m3_small": [
+        ("bf16x4_e4m3_small", "L.bf16x4_e4m3_small(u, v)",
+         {r"abs\.f16x2 ": 2, r"add\.rn\.f16x2 ": 2, r"prmt\.b32 ": 2, r"cvt": 0}),
+    ],
     "e4m3_f32": [("e4m3_f32", "L.e4m3_f32(u)", r"mul\.rn\.f32 ")],
     "e2m1x8_bf16x2": [("e2m1x8_bf16x2", "t4(L.e2m1x8_bf16x2(u))", {r"prmt\.b32 ": 10, r"mul|fma": 0})],
     "e2m1x16_small": [

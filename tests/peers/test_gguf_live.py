@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from by_path import load
 
-from atlas_lab.formats import get
+from atlas_lab.formats import get, q8_1
 
 
 @pytest.mark.peers
@@ -33,11 +33,13 @@ def test_blocks_stand_for_what_gguf_reads(seed: int) -> None:
 
 @pytest.mark.peers
 @pytest.mark.parametrize("seed", range(5))
-def test_q8_0_is_quantized_as_by_gguf(seed: int) -> None:
+def test_q8_0_and_codes_of_q8_1_are_quantized_as_by_gguf(seed: int) -> None:
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     for w in load("tools/record_gguf_goldens.py").weights(seed).values():
         theirs = gguf.quantize(w, gguf.GGMLQuantizationType.Q8_0)
         np.testing.assert_array_equal(get("q8_0").quantize(w)["blocks"], theirs)
+        codes = theirs.reshape(len(w), -1, 34)[..., 2:].view(np.int8).reshape(w.shape)
+        np.testing.assert_array_equal(q8_1.quantize(w).codes, codes)
 
 
 @pytest.mark.peers

@@ -12,7 +12,7 @@ from atlas_lab.arms import atlas_arms
 from atlas_lab.core.arm import Arm, is_group, kernels_of
 from atlas_lab.core.rows import Rows, rows
 from atlas_lab.core.target import Target, shipped_targets
-from atlas_lab.experiments.case import Case, base_context, verdict_of
+from atlas_lab.experiments.case import Case, base_context, target_for, verdict_of
 from atlas_lab.experiments.cases import cases, launched, refusal, role_sets, teeth_case
 from atlas_lab.experiments.checks import Check, checks_of, compiled_in
 from atlas_lab.formats import FORMATS
@@ -21,20 +21,22 @@ from atlas_lab.kernels.lang import Kernel, architectures
 
 H200 = shipped_targets()[0]
 ARMS = {a.name: a for a in (*atlas_arms(), DEFECTS[0][0])}
+TARGETS = {name: target_for(arm, H200) for name, arm in ARMS.items()}  # which the arm's cases are of
 
 
 @pytest.mark.parametrize("name", ARMS)
 def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
     arm = ARMS[name]
-    drawn = cases(arm)
-    assert drawn == cases(arm)
+    drawn = cases(arm, target=TARGETS[name])
+    assert drawn == cases(arm, target=TARGETS[name])
     assert len({c.id for c in drawn}) == len(drawn)
-    base = base_context(H200)
+    base = base_context(TARGETS[name])
     assert all(verdict_of(c, arm, base) for c in drawn)
     assert {c.m for c in drawn} >= {arm.rows.first, min(arm.rows.last, 67)}
     assert all(c.m in arm.rows for c in drawn)
     ns, ks = {c.n for c in drawn}, {c.k for c in drawn}
-    if all(map(is_group, arm.roles)) and 1 in arm.rows:  # projections that border on each other end where two tiles do
+    # projections that border on each other in one launch end where two tiles do
+    if all(map(is_group, arm.roles)) and 1 in arm.rows and "mma" in name:
         assert min(ns) == 32
         assert any(n % 64 for n in ns - {32})
     else:
@@ -42,7 +44,7 @@ def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
         assert any(n % 2 for n in ns - {1})
     assert max(ns) > 128
     long = arm.rows.first <= 16  # drawn for few rows alone
-    assert len(ks) >= {128: 3 + long, 256: 3}.get(min(ks), 5)
+    assert len(ks) >= {64: 4, 128: 3 + long, 256: 3}.get(min(ks), 5)
     assert max(ks) > 1024
     assert {c.values for c in drawn} == {"heavy", "plain", "huge", "tiny"}
     unreached = [c for c in drawn if c.why == "a kernel that no other case launches"]
@@ -52,7 +54,7 @@ def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
 
 @pytest.mark.parametrize("name", ARMS)
 def test_a_gpu_gets_the_same_and_full_size_ones(name: str) -> None:
-    small, large = cases(ARMS[name]), cases(ARMS[name], budget="gpu")
+    small, large = (cases(ARMS[name], target=TARGETS[name], budget=budget) for budget in ("interpreter", "gpu"))
     assert set(small) <= set(large)
     assert max(c.n * c.k for c in large) == 17408 * 5120
     assert max(c.m for c in large) == min(ARMS[name].rows.last, 4099)
@@ -60,19 +62,21 @@ def test_a_gpu_gets_the_same_and_full_size_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", ARMS)
 def test_every_format_and_convention_of_the_family_is_drawn(name: str) -> None:
-    formats = {c.format for c in cases(ARMS[name])}
+    drawn = cases(ARMS[name], target=TARGETS[name])
+    formats = {c.format for c in drawn}
     family = {f.name for f in FORMATS.values() if ARMS[name].source in ("", f.family)}
     # arms of its own, and one that reads all, read this
     of_rows = {"fp8_row"} if ARMS[name].source == "fp8" and name != "fp8_wgmma" else set()
-    assert formats == (of_rows if name.startswith("fp8_row_") else family - of_rows)
+    of_groups = {"q2_0_g64"} if name == "q2_mmq" else set()
+    assert formats == (of_rows if name.startswith("fp8_row_") else family - of_rows - of_groups)
     if ARMS[name].source == "fp8":
-        assert "bf16 scales" in {c.stored for c in cases(ARMS[name])}
+        assert "bf16 scales" in {c.stored for c in drawn}
 
 
 @pytest.mark.parametrize("name", ARMS)
 def test_every_kernel_that_a_small_shape_reaches_is_launched(name: str) -> None:
-    arm, base = ARMS[name], base_context(H200)
-    reached = {k for c in cases(arm) for k in launched(c, arm, base)}
+    arm, base = ARMS[name], base_context(TARGETS[name])
+    reached = {k for c in cases(arm, target=base.target) for k in launched(c, arm, base)}
     # tiles that need a card full of them, and what clears flags before tiles that are cut: tests/arms/test_wgmma_cut.py
     never = [dict(k.spec.parameters) for k in arm.kernels if k not in (*reached, clear_flags)]
     assert all(p.get("bm", 0) >= 96 for p in never)
@@ -86,7 +90,7 @@ def test_tiles_are_tried_at_ragged_edges_and_past_one_in_each_direction() -> Non
 
 @pytest.mark.parametrize("name", ARMS)
 def test_a_refusal_is_found(name: str) -> None:
-    found = refusal(ARMS[name])
+    found = refusal(ARMS[name], target=TARGETS[name])
     assert found is not None
     assert found.verdict.code in ("k-multiple", "scale-geometry", "source")
 
@@ -146,9 +150,9 @@ def test_every_pattern_of_roles_is_tried() -> None:
 
 
 def test_the_case_for_teeth_is_small_and_normal() -> None:
-    for arm in ARMS.values():
-        c = teeth_case(arm)
+    for name, arm in ARMS.items():
+        c = teeth_case(arm, TARGETS[name])
         assert c is not None
         assert c.values == "plain"
-        assert 32 <= c.k <= (256 if arm.source == "q4_k" else 128)
+        assert 32 <= c.k <= (256 if arm.source == "q4_k" or "mmq" in arm.name else 128)
         assert replace(c, why="") != c

@@ -11,12 +11,10 @@ from atlas_lab.core.launch import Launch
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.verdict import Verdict
-from atlas_lab.formats import checks
+from atlas_lab.formats import checks, int8_groups
+from atlas_lab.formats.int8_groups import GROUP
 from atlas_lab.formats.scan import row_chunks
 from atlas_lab.kernels.quantize import int8
-
-GROUP = int8.GROUP
-MOST = np.float32(127)
 
 
 def can_int8(p: Projection) -> Verdict:
@@ -56,17 +54,10 @@ def quantize(w: np.ndarray) -> dict[str, np.ndarray]:
     n, k = checks.source(w, "int8_32")
     q, scale = np.empty((n, k), np.int8), np.empty((n, k // GROUP), np.float32)
     for rows in row_chunks(n, k):
-        groups = w[rows].reshape(-1, k // GROUP, GROUP)
-        d = np.abs(groups).max(axis=2) / MOST
-        codes = np.clip(np.rint(groups / np.where(d > 0, d, np.float32(1))[..., None]), -MOST, MOST)
-        codes[d == 0] = 0
-        q[rows], scale[rows] = codes.astype(np.int8).reshape(-1, k), d
+        q[rows], scale[rows] = int8_groups.quantize(w[rows])
     return {"q": q, "scale": scale}
 
 
 def dequantize(t: Arrays) -> np.ndarray:
     """q x scale as float64 `[N, K]`, exactly."""
-    n, k = t["q"].shape
-    groups = t["q"].astype(np.float64).reshape(n, k // GROUP, GROUP)
-    groups *= t["scale"].astype(np.float64)[..., None]
-    return groups.reshape(n, k)
+    return int8_groups.dequantize(t["q"], t["scale"])

@@ -20,7 +20,6 @@ from atlas_lab.core.numbers import Accuracy
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.formats import q4_k
-from atlas_lab.formats.ggml import half
 from atlas_lab.kernels.gemv import mma_int8, mma_q2_0, mma_q4_k, mma_q4_k_lanes
 from atlas_lab.kernels.gemv.columns import TILE
 
@@ -94,9 +93,7 @@ class Q4KMmaRepacked(Mma):
 def _two_parts(stored: np.ndarray, offset: int) -> np.ndarray:
     """|d·sc·(q + offset)| + |offset·d·sc + dmin·m| of stored blocks, `[N, K]`."""
     blocks = stored.reshape(-1, q4_k.BYTES)
-    sc, m = q4_k.unpack_scales(blocks[:, 4:16])
-    scale = half(blocks, 0).astype(np.float64)[:, None] * sc
-    least = half(blocks, 2).astype(np.float64)[:, None] * m
+    scale, least = q4_k.group_values(blocks)
     product = np.abs(scale[..., None] * (q4_k.codes(blocks).astype(np.float64) + offset))
     terms: np.ndarray = product + np.abs(offset * scale + least)[..., None]
     return terms.reshape(len(stored), -1)

@@ -64,17 +64,26 @@ class Nvfp4Wgmma(Transposed):
         ordered = c.scratch.get("x.ordered")
         first = self.cleared(c, t) if ordered is None else [self._order(c, t, ordered)]
         x = self.rows_map(ordered or c.x.data, t.bm // t.across)
-        divides = int(next(iter(c.weights)).partition(" ")[0].endswith("_reciprocal"))
-        args, tail = (x, *self.operands(c, t)), (divides, *self.borders(c, t))
+        args, tail = (x, *self.operands(c, t)), (divides(next(iter(c.weights))), *self.borders(c, t))
         return [*first, self.launch(c, t, self.kernel(t, ordered is not None), args, tail, pdl=True)]
 
     def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
-        units, across, _ = w.weight.shape
-        lines = w.weight.view(0, (units, across * LINES, ROW))
-        return TensorMap(lines, (t.bn // 16, LINES, ROW), promotion=256), w.global_scale
+        return units_map(w, t), w.global_scale
 
     def kernel(self, t: Tile, ordered: bool) -> Kernel:
         return wgmma_nvfp4(t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.across, ordered, joined=self.joined)
+
+
+def units_map(w: Fields, t: Tile) -> TensorMap:
+    """The map of repacked weights whose boxes are the rows of W of a tile, 128 of K of them."""
+    units, across, _ = w.weight.shape
+    lines = w.weight.view(0, (units, across * LINES, ROW))
+    return TensorMap(lines, (t.bn // 16, LINES, ROW), promotion=256)
+
+
+def divides(key: str) -> int:
+    """1 where the tensor scale of the weight under this key divides, else 0."""
+    return int(key.partition(" ")[0].endswith("_reciprocal"))
 
 
 def _serves_many(t: Tile) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from atlas_lab.arms.wgmma.tiles import L2_BYTES, SHARED_BYTES, STEP, Tile, element_rate, read_share
 from atlas_lab.core.chip import PULL, QUARTERS, SHARED_RESERVED
@@ -16,7 +17,7 @@ SHARED_OF_SM = SHARED_LIMIT + SHARED_RESERVED  # bytes
 ISSUED = 170  # instructions of a warp for a stage
 PRODUCT = 14  # clocks of a product that do not grow with the rows of x: reading operand A
 POWER = 0.1  # of the clocks of what comes from L2 beside products: both draw power
-ALONE = 650  # clocks of a stage whose warps find nothing else to wait beside
+ALONE = 650  # clocks of a stage of SPAN whose warps find nothing else to wait beside
 
 
 def per_sm(bm: int, bn: int) -> int:
@@ -27,6 +28,11 @@ def per_sm(bm: int, bn: int) -> int:
 @dataclass(frozen=True)
 class RepackedTile(Tile):
     """bm rows of x by bn rows of W."""
+
+    span: ClassVar[int] = SPAN
+    """K of a stage."""
+    x_row: ClassVar[int] = 2 * SPAN
+    """Bytes of a stage of a row of x; 32 of them are a product's."""
 
     @property
     def w_bytes(self) -> int:
@@ -60,19 +66,19 @@ class RepackedTile(Tile):
         return warps_of(self.bn)
 
     def steps(self, k_bytes: int) -> int:
-        return -(-k_bytes // (2 * SPAN))
+        return -(-k_bytes // self.x_row)
 
     def at_once(self, sms: int) -> int:
         return super().at_once(sms) * per_sm(self.bm, self.bn)
 
     def step_clocks(self, m: int, blocks: int, target: Target, pipe: str) -> float:
-        x, w, groups = self.bm * SPAN * 2, self.w_bytes, self.bn // GROUP_ROWS
+        x, w, groups = self.bm * self.x_row, self.w_bytes, self.bn // GROUP_ROWS
         # blocks that share an SM take turns
         beside = min(per_sm(self.bm, self.bn), -(-blocks // super().at_once(target.sms)))
-        products = self.bm * self.bn * SPAN / element_rate(target, pipe)
+        products = self.bm * self.bn * self.span / element_rate(target, pipe)
         return max(
-            ALONE,
-            beside * (STEP + SPAN // 16 * groups * PRODUCT + products + POWER * (x / self.across + w) / L2_BYTES),
+            ALONE * self.span / SPAN,
+            beside * (STEP + self.x_row // 32 * groups * PRODUCT + products + POWER * (x / self.across + w) / L2_BYTES),
             beside * groups * 4 * self.issued / QUARTERS,
             beside * groups * (x + 2 * w) / SHARED_BYTES,
             beside * (x / self.across + w) / L2_BYTES,

@@ -8,6 +8,12 @@ a copy engine cannot move pairs about.
 was, and a lane takes its pairs from what all four lanes of its quad own, four times the shared memory's bandwidth and a
 third more instructions, which many rows of x hide: 16 bytes are the group of 16 that one product covers, of which
 registers 2t and 2t + 1 of either pair of words are pair t of the group's first and second chunk, rows g and g + 8.
+
+`rounded_weights` makes E4M3 of them, for products of 32 of K: a pair of words, 8 K of the lane's group, is what a lane
+has of one product, its first 4 K in the product's first half, the others in its second.
+
+`codes_of_groups` makes E4M3 of codes alone, for products of 32 of K that cover one group each, 16 of K in the order of
+x: lane t takes K 4t to 4t + 3, which registers 0 to 3 or 4 to 7 of the group's pair of words t / 2 hold.
 """
 
 from typing import NamedTuple
@@ -17,6 +23,10 @@ from atlas_lab.kernels.gemv.mma_lanes import SCALE_BIAS
 from atlas_lab.kernels.lang.lanes import CODE, FIRST, ROTATIONS
 
 SCALES_AT = 1024  # bytes of a unit before its block scales
+# Codes come as 2^-126 of themselves: under scales made 2^3 of theirs, weights are 2^-120 of an eighth of themselves.
+ROUNDED_BIAS, ROUNDED_LIFT = 0x3C003C00, 8.0
+SCALE_BITS = 117 << 23  # scales are 5 and 3 bits of 2^(e - 10): the exponent of a float32 less theirs
+CODES_LIFT = 64.0  # the same 2^-126 of a code are 2^-120 of a 64th of it, exact in E4M3
 
 
 @L.device
@@ -60,10 +70,10 @@ def _codes(first, second, from_first, from_second, turn):
 
 
 @L.device
-def _factors(s, half):
+def _factors(s, half, bias):
     """The block scales of word s for a lane's upper and lower row, twice each, made BF16."""
-    low = L.u32(L.prmt(s, 0, 0x4040 + 0x202 * half) * 16 + SCALE_BIAS)
-    return low, L.u32(L.prmt(s, 0, 0x4141 + 0x202 * half) * 16 + SCALE_BIAS)
+    low = L.u32(L.prmt(s, 0, 0x4040 + 0x202 * half) * 16 + bias)
+    return low, L.u32(L.prmt(s, 0, 0x4141 + 0x202 * half) * 16 + bias)
 
 
 @L.device
@@ -71,7 +81,7 @@ def _weights_in_order(unit, at, half, pick, scales):
     out = ()
     for group in L.unroll(4):
         q = L.lds_v4_b32(unit, at + 512 * half + 64 * (L.lane_id() >> 2) + 16 * group)
-        low, high = _factors(scales[group], half)
+        low, high = _factors(scales[group], half, SCALE_BIAS)
         made = (
             L.bmul2(_codes(q[0], q[1], pick[0], pick[1], pick[2]), low),
             L.bmul2(_codes(q[0], q[1], pick[3], pick[4], pick[5]), high),
@@ -83,14 +93,15 @@ def _weights_in_order(unit, at, half, pick, scales):
 
 
 @L.device
-def _scales_in_order(unit, at):
+def scales_in_order(unit, at):
+    """The block scales of rows g and g + 8, a word for each of the four groups of a half, as a lane's own."""
     return L.lds_v4_b32(unit, at + SCALES_AT + 16 * (L.lane_id() >> 2))
 
 
 @L.device
 def _weights_in_lanes_order(unit, at, half, pick, scales):
     q = L.lds_v4_b32(unit, at + 512 * half + 16 * L.lane_id())
-    low, high = _factors(scales, half)
+    low, high = _factors(scales, half, SCALE_BIAS)
     out = ()
     for p in L.unroll(2):
         c = L.e2m1x16_small(q[2 * p], q[2 * p + 1])
@@ -106,7 +117,49 @@ def _weights_in_lanes_order(unit, at, half, pick, scales):
 
 
 @L.device
-def _scales_in_lanes_order(unit, at):
+def rounded_weights(unit, at, half, scales):
+    """The two fragments (m64n*k32) of a half of 64 K of the unit at byte `at`, whose lane's scales are `scales`: an
+    eighth of the weights without their tensor scale, rounded to E4M3, which holds the largest, 6·448 / 8."""
+    q = L.lds_v4_b32(unit, at + 512 * half + 16 * L.lane_id())
+    low, high = _factors(scales, half, ROUNDED_BIAS)
+    out = ()
+    for p in L.unroll(2):
+        c = L.e2m1x16_small(q[2 * p], q[2 * p + 1])
+        made = ()
+        for j in L.unroll(2):
+            upper = L.bf16x4_e4m3_small(L.bmul2(c[4 * j], low), L.bmul2(c[4 * j + 2], low))
+            lower = L.bf16x4_e4m3_small(L.bmul2(c[4 * j + 1], high), L.bmul2(c[4 * j + 3], high))
+            made = made + (upper, lower)
+        out = out + (made,)
+    return out
+
+
+@L.device
+def codes_of_groups(unit, at, half):
+    """For each of the four groups of a half of 64 K of the unit at byte `at`: a 64th of the codes of rows g and g + 8,
+    the two registers of one half of a fragment (m64n*k32)."""
+    t = L.lane_id() & 3
+    out = ()
+    for group in L.unroll(4):
+        q = L.lds_v2_b32(unit, at + 512 * half + 64 * (L.lane_id() >> 2) + 16 * group + 8 * (t >> 1))
+        c = L.e2m1x16_small(q[0], q[1])
+        mine = ()
+        for i in L.unroll(4):
+            mine = mine + (c[4 + i] if t & 1 else c[i],)
+        out = out + ((L.bf16x4_e4m3_small(mine[0], mine[2]), L.bf16x4_e4m3_small(mine[1], mine[3])),)
+    return out
+
+
+@L.device
+def scales_of_group(s, half):
+    """The block scales of word s for rows g and g + 8 of a half of 64 K, as float32."""
+    upper = L.bits_f32(L.u32(L.prmt(s, 0, 0x4044 + 0x200 * half) * 16 + SCALE_BITS))
+    return upper, L.bits_f32(L.u32(L.prmt(s, 0, 0x4144 + 0x200 * half) * 16 + SCALE_BITS))
+
+
+@L.device
+def scales_in_lanes_order(unit, at):
+    """The four block scales of a lane: of both rows in the unit's first half, then in its second."""
     return L.lds_b32(unit, at + SCALES_AT + 4 * L.lane_id())
 
 
@@ -125,5 +178,5 @@ class Lanes(NamedTuple):
     weights: L.DeviceFunction
 
 
-in_order = Lanes(_pick_of, _scales_in_order, _weights_in_order)
-in_lanes_order = Lanes(_nothing, _scales_in_lanes_order, _weights_in_lanes_order)
+in_order = Lanes(_pick_of, scales_in_order, _weights_in_order)
+in_lanes_order = Lanes(_nothing, scales_in_lanes_order, _weights_in_lanes_order)

@@ -4,11 +4,23 @@ The product is computed transposed: W is operand A, made BF16 in registers, x op
 multiplies 64 rows of W; while one half of a stage is multiplied the weights of the next are made.
 """
 
+import functools
+
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of
 from atlas_lab.kernels.gemm.wgmma_lanes import in_lanes_order, in_order
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, fetch_maps, own_group, ring, roles, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_ring import (
+    GROUP_ROWS,
+    ROW,
+    Ring,
+    fetch_maps,
+    own_group,
+    ring,
+    roles,
+    threads_of,
+    warps_of,
+)
 from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 from atlas_lab.kernels.gemv.mma_lanes import SPAN, UNIT
@@ -19,9 +31,22 @@ UNITS = GROUP_ROWS // 16  # of 16 rows of W, for a warpgroup
 ATOM = 1024  # bytes that tiles swizzled by 128 bytes start at a multiple of
 
 
-def stage_bytes(bm: int, bn: int) -> int:
-    """Bytes of a stage: 128 of K of bm rows of x, in two tiles, and of bn rows of W."""
-    return 2 * bm * ROW + -(-bn // 16 * UNIT // ATOM) * ATOM
+def stage_bytes(bm: int, bn: int, x_row: int = 2 * ROW) -> int:
+    """Bytes of a stage: 128 of K, `x_row` bytes of each of bm rows of x, and of bn rows of W."""
+    return bm * x_row + -(-bn // 16 * UNIT // ATOM) * ATOM
+
+
+@functools.cache
+def bring_units(ring: Ring, stage: int, w_at: int):
+    """A device function `(s, w, col0, step)` of the loading thread: 128 of K of the rows of W that a box of map w has,
+    from row col0, to byte `w_at` of a stage of `stage` bytes."""
+
+    @L.device
+    def run(s, w, col0, step):
+        tiles = L.dynamic_shared(L.u8, 0)
+        L.tma_load_3d(tiles, s * stage + w_at, w, (col0 >> 4, step * LINES, 0), ring.full(), s)
+
+    return run
 
 
 @L.family
@@ -58,15 +83,8 @@ def wgmma_nvfp4(
     parts_of = meeting(warps_of(bn), count, cluster)
     loading, multiplying = roles(bn, 16 if bm > 192 else 0)
 
-    @L.device
-    def bring_w(s, w, col0, step):
-        tiles = L.dynamic_shared(L.u8, 0)
-        L.tma_load_3d(tiles, s * stage + w_at, w, (col0 >> 4, step * LINES, 0), of_stages.full(), s)
-
-    bring_x = bring_halves(of_stages, bm, stage)
-    load = loader(
-        of_stages, walk(bm, bn, raster, cluster), SPAN, stages, bring_of(bring_w) if joined else bring_w, bring_x
-    )
+    bring_w, bring_x = bring_units(of_stages, stage, w_at), bring_halves(of_stages, bm, stage)
+    load = loader(of_stages, of_tiles, SPAN, stages, bring_of(bring_w) if joined else bring_w, bring_x)
 
     @L.device
     def alpha_of(tensor_scale, divides):

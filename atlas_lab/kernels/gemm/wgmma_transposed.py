@@ -31,10 +31,11 @@ def bring_halves(ring: Ring, bm: int, stage: int):
 
 
 @functools.cache
-def transposed_storer(bm: int, out_at: int, lift: float = LIFT):
+def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = False):
     """A device function `(y, acc, warp, row, col, m, n, pitch, odd, alphas)`: y of n columns, its rows `pitch` elements
     apart; `warp` the number among those that consume, `row` and `col` the first of its bm x 16 outputs, which are the
-    sums times `lift`, then the alpha of the lane's column of y, that of g or of g + 8; `odd` is a multiple of 8 where
+    sums times `lift`, then the alpha of the lane's column of y, that of g or of g + 8; `by_row`: times `lift` and the
+    scale of y's row, first, from F32 `[m]`, alphas[2], which a launch before may write. `odd` is a multiple of 8 where
     y's address, n and pitch are multiples of 8 elements. Its memory lies from byte `out_at`, TURN_BYTES a warp. Raises
     ValueError for a bm that is no multiple of 16 and memory not so aligned.
     """
@@ -44,8 +45,23 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT):
         raise ValueError(f"transposed_storer: found memory from byte {out_at}, expected a multiple of {SIDE}")
 
     @L.device
-    def scaled(value, alpha):
-        if lift != 1:
+    def of_rows(alphas, row, m):
+        """What the sums of the lane's four rows of 16 from `row` are multiplied by first."""
+        if not by_row:
+            return ()
+        L.grid_wait()
+        first = row + 2 * (L.lane_id() & 3)
+        out = ()
+        for j in L.unroll(4):
+            scale = L.ld_in_f32(alphas[2], min(L.i32(first + 8 * (j >> 1) + (j & 1)), L.i32(m - 1)))
+            out = out + (L.mul_rn(scale, L.f32(lift)),)
+        return out
+
+    @L.device
+    def scaled(value, alpha, factors, j):
+        if by_row:
+            value = L.mul_rn(value, factors[j])
+        elif lift != 1:
             value = L.mul_rn(value, L.f32(lift))
         return L.mul_rn(value, alpha)
 
@@ -61,9 +77,12 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT):
         column = col + 8 * half
         for c in L.unroll(bm // SIDE):
             words = ()
+            factors = of_rows(alphas, row + SIDE * c, m)
             for j in L.unroll(4):
-                at = 8 * c + 2 * j
-                words = words + (L.bf16x2(scaled(acc[at], alphas[j & 1]), scaled(acc[at + 1], alphas[j & 1])),)
+                at, alpha = 8 * c + 2 * j, alphas[j & 1]
+                first, second = 2 * (j >> 1), 2 * (j >> 1) + 1
+                pair = L.bf16x2(scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, second))
+                words = words + (pair,)
             L.stmatrix_x4_trans(out, to, words)
             L.cuda.syncwarp()
             v = L.lds_v4_b32(out, of)

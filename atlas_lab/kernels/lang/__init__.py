@@ -69,6 +69,7 @@ from atlas_lab.kernels.lang.atomic import (
 from atlas_lab.kernels.lang.barrier import barrier_arrive, barrier_sync, fence_block, fence_gpu, nanosleep
 from atlas_lab.kernels.lang.block_scaled import (
     mma_m16n8k64_nvfp4,
+    mma_nvfp4_tile,
 )
 from atlas_lab.kernels.lang.bulk import (
     bulk_commit,
@@ -108,6 +109,7 @@ from atlas_lab.kernels.lang.convert import (
     bf16_hi,
     bf16_lo,
     bf16x2,
+    bf16x4_e4m3_small,
     bits_f32,
     e2m1x8_bf16x2,
     e2m1x8_f16x2,
@@ -360,6 +362,7 @@ __all__ = [
     "bf16_hi",
     "bf16_lo",
     "bf16x2",
+    "bf16x4_e4m3_small",
     "bfma2",
     "bits_f32",
     "bmul2",
@@ -502,6 +505,7 @@ __all__ = [
     "mma_m16n8k32_e4m3",
     "mma_m16n8k32_s8",
     "mma_m16n8k64_nvfp4",
+    "mma_nvfp4_tile",
     "mma_tile",
     "mul_rn",
     "nanosleep",

@@ -248,3 +248,46 @@ e2m1x8_f16x2 = Op(
     section=_LOGIC,
     ptx=_emit_e2m1(None, (0x3E3C3800, 0x46444240)),
 )
+
+
+# A bf16 that is 2**-120 of a value has the exponent field of that value's e4m3, subnormals too, and four more bits of
+# mantissa. Read as an f16 below 2**-13 its magnitude is fixed-point: added to 2**-10, whose last place is 16 of its
+# own, it is rounded and lies in the low byte.
+_ROUNDER = 2.0**-10
+
+
+def _small_bf16_e4m3() -> list[int]:
+    codes = np.arange(65536, dtype=np.uint16)
+    magnitudes = (codes & np.uint16(0x7FFF)).view(np.float16).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = (magnitudes + _ROUNDER).astype(np.float16).view(np.uint16)
+    rounded[np.isnan(magnitudes)] = 0x7FFF
+    made: list[int] = ((rounded & 0xFF) | (codes >> 8 & 0x80)).tolist()
+    return made
+
+
+_SMALL_BF16_E4M3 = _small_bf16_e4m3()
+
+
+def _bf16x4_e4m3_small(first: int, second: int) -> int:
+    """Two pairs of bf16, each 2**-120 of a value below 464 in magnitude, to four e4m3 of the values, in order."""
+    t = _SMALL_BF16_E4M3
+    return t[first & 0xFFFF] | t[first >> 16] << 8 | t[second & 0xFFFF] << 16 | t[second >> 16] << 24
+
+
+def _emit_bf16x4_e4m3_small(e: Any, first: Any, second: Any) -> Any:
+    text, prmt = "{ .reg .b32 m; abs.f16x2 m, $1; add.rn.f16x2 $0, m, $2; }", "prmt.b32 $0, $1, $2, $3;"
+    rounder = f16_bits(_ROUNDER) * 0x10001
+    rounded = e.u32(prmt, e.u32(text, first, rounder), e.u32(text, second, rounder), 0x6420)
+    signs = e.builder.and_(e.u32(prmt, first, second, 0x7531), e.const(0x80808080))
+    return e.builder.or_(rounded, signs)
+
+
+bf16x4_e4m3_small = Op(
+    "bf16x4_e4m3_small",
+    (u32, u32),
+    u32,
+    numpy=_bf16x4_e4m3_small,
+    section="9.7.4 abs, add; 9.7.9 prmt",
+    ptx=_emit_bf16x4_e4m3_small,
+)
