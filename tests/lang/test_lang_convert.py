@@ -116,8 +116,8 @@ def test_every_e4m3_code_widens_by_bits():
 
 def test_small_bf16_round_to_e4m3_as_formats():
     """2**-120 of every bf16 that is at most 448 and has no bit below 2**-13: those of subnormals lie there."""
-    values = np.arange(65536, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float32).astype(np.float64)
-    values = values[np.abs(values) <= 448]
+    values = (np.arange(65536, dtype=np.uint32) << 16).view(np.float32)
+    values = values[np.abs(values) <= 448].astype(np.float64)
     values = values[values * 8192 % 1 == 0]
     small = (values * 2.0**-120).astype(np.float32).astype(ml_dtypes.bfloat16)
     assert np.array_equal(small.astype(np.float64), values * 2.0**-120)
