@@ -23,7 +23,16 @@ gc.set_threshold(50_000, 20, 100)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="optional kernels of arms compiled for every architecture")
+    parser.addoption("--full", action="store_true", help="all there is: kernels, architectures, tests marked `full`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `full`, but for `--full` and a GPU: the parity suite covers these arms too."""
+    if config.getoption("--full") or config.getoption("--device") == "cuda":
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
 # The only tests that may be skipped where CI is set, by marker: no GPU there, and peers are compared by

@@ -105,6 +105,7 @@ def test_activations_are_those_of_the_host_in_the_blocks_order(m: int, k: int) -
     assert np.array_equal(out.array(ml_dtypes.bfloat16, (m, k)).astype(np.float64), in_blocks_order(expected))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("m", "n", "k"), [(2, 8, 256), (17, 5, 512), (33, 136, 256), (129, 77, 256)])
 @WAYS
 def test_awkward_shapes(arm: Arm, form: str, m: int, n: int, k: int, device) -> None:
@@ -112,6 +113,7 @@ def test_awkward_shapes(arm: Arm, form: str, m: int, n: int, k: int, device) -> 
     assert result.ok, result.sentence
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("m", [11, 31, 61, 131])
 def test_every_tile_with_ragged_edges_on_a_card_of_one_block(m: int, monkeypatch) -> None:
     """A block takes several tiles, its ring goes around."""

@@ -47,6 +47,7 @@ def tile_of(case: Case, base) -> tuple[int, int]:
     return parameters["bm"], parameters["bn"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("m", "n", "k"), [(17, 8, 128), (33, 136, 256), (131, 136, 256), (64, 5, 128), (70, 77, 1152)])
 @BOTH
 def test_awkward_shapes(name: str, m: int, n: int, k: int, device) -> None:
@@ -54,6 +55,7 @@ def test_awkward_shapes(name: str, m: int, n: int, k: int, device) -> None:
     assert result.ok, result.sentence
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("m", [NARROW, 131])
 def test_every_tile_with_ragged_edges_on_a_card_of_two_blocks(m: int, monkeypatch) -> None:
     """Whatever the model would choose: each block takes several tiles, its ring goes around."""
@@ -85,6 +87,7 @@ def test_every_tile_on_a_card(name: str, m: int, device, monkeypatch) -> None:
     assert all(oracle.same_bits(outputs[0], out) for out in outputs)
 
 
+@pytest.mark.full
 def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order(monkeypatch) -> None:
     monkeypatch.setattr(Tile, "cut", lambda *a: False)
     arm, outputs = ARMS["int8_wgmma"], []

@@ -45,6 +45,7 @@ def tile_of(case: Case, base) -> tuple[int, int]:
     return parameters["bm"], parameters["bn"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("form", "m", "n", "k"),
     [
@@ -57,6 +58,7 @@ def test_awkward_shapes(form: str, m: int, n: int, k: int, device) -> None:
     assert result.ok, result.sentence
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("m", [31, 64, 115])
 def test_every_tile_with_ragged_edges_on_a_card_of_one_sm(m: int, monkeypatch) -> None:
     """Whatever the model would choose: each block takes several tiles, its ring goes around."""
@@ -108,6 +110,7 @@ def test_every_tile_on_a_card(m: int, device, monkeypatch) -> None:
     assert all(oracle.same_bits(outputs[0], out) for out in outputs)
 
 
+@pytest.mark.full
 def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order() -> None:
     outputs = []
     for m, target, options in (

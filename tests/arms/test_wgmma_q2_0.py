@@ -41,12 +41,14 @@ def tile_of(case: Case, base) -> tuple[int, int]:
     return parameters["bm"], parameters["bn"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("m", "n", "k"), [(17, 8, 128), (33, 136, 384), (97, 5, 128), (65, 77, 640)])
 def test_awkward_shapes(m: int, n: int, k: int, device) -> None:
     result = run_case(case_of(m, n, k), ARM, device, base_context(device.target))
     assert result.ok, result.sentence
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("m", [31, 64, 97])
 def test_every_tile_with_ragged_edges_on_one_sm(m: int, monkeypatch) -> None:
     """Whatever the model would choose: each block takes several tiles, its ring goes around."""
@@ -79,6 +81,7 @@ def test_every_tile_on_a_card(m: int, device, monkeypatch) -> None:
     assert all(oracle.same_bits(outputs[0], out) for out in outputs)
 
 
+@pytest.mark.full
 def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order() -> None:
     outputs = []
     for target, options, seed in (

@@ -42,12 +42,14 @@ def tile_of(case: Case, base) -> tuple[int, int, int]:
     return parameters["bm"], parameters["bn"], parameters["cluster"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("m", "n", "k"), [(17, 8, 256), (33, 136, 768), (97, 5, 256), (65, 77, 512)])
 def test_awkward_shapes(m: int, n: int, k: int, device) -> None:
     result = run_case(case_of(m, n, k), ARM, device, base_context(device.target))
     assert result.ok, result.sentence
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("m", [31, 64, 97])
 def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(m: int, monkeypatch) -> None:
     """Whatever the model would choose: each block takes several tiles, its ring goes around."""
@@ -81,6 +83,7 @@ def test_every_tile_on_a_card(m: int, device, monkeypatch) -> None:
     assert all(oracle.same_bits(outputs[0], out) for out in outputs)
 
 
+@pytest.mark.full
 def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order() -> None:
     outputs = []
     for target, options, seed in (
