@@ -53,7 +53,10 @@ def ran(name: str, k: int, m: int, cluster: int) -> Ran:
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize(("name", "k"), [(name, CUT.get(name, K)) for name in ARMS])
+@pytest.mark.parametrize(
+    ("name", "k"),
+    [pytest.param(n, CUT.get(n, K), marks=() if n in OFFERED else pytest.mark.full) for n in ARMS],
+)
 def test_bits_do_not_depend_on_the_cluster(name: str, k: int, cluster: int) -> None:
     for m in (1, 8, 9, 16):
         one, spread_out = ran(name, k, m, 1), ran(name, k, m, cluster)

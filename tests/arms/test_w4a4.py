@@ -38,6 +38,7 @@ def test_awkward_shapes(m: int, n: int, k: int, form: str) -> None:
     assert result.ok, result.sentence
 
 
+@pytest.mark.full
 def test_the_large_tile_where_it_gives_every_multiprocessor_one() -> None:
     target = replace(BLACKWELL, sms=4)
     base, found = base_context(target), {}

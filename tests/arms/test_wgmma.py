@@ -91,6 +91,7 @@ def test_every_tile_on_a_card(name: str, m: int, device, monkeypatch) -> None:
     assert all(oracle.same_bits(outputs[0], out) for out in outputs)
 
 
+@pytest.mark.full
 @BOTH
 def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order(name: str) -> None:
     outputs = []

@@ -176,6 +176,7 @@ def ran(arm: Arm, site: Site, m: int, device: Device) -> Made:
     return Made(program, out, oracle.compare(out, ref, arm.tolerance, call.k))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("roles", "ns", "m", "form"),
     [
@@ -195,6 +196,7 @@ def test_projections_of_a_site_have_the_bits_of_each_alone(roles, ns, m: int, fo
     assert oracle.same_bits(together.out, np.concatenate(alone, axis=1))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("roles", "ns", "k", "blocks"),
     [

@@ -75,7 +75,7 @@ def test_awkward_shapes(m: int, n: int, k: int, form: str, device) -> None:
     assert result.ok, result.sentence
 
 
-@pytest.mark.parametrize("m", [31, 64, 131])
+@pytest.mark.parametrize("m", [31, 64, pytest.param(131, marks=pytest.mark.full)])
 def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(m: int, monkeypatch) -> None:
     """Whatever the model would choose: each block takes several tiles, its ring goes around."""
     few, more = ARM.tiles()
@@ -109,6 +109,7 @@ def test_every_tile_on_a_card(m: int, device, monkeypatch) -> None:
     assert all(oracle.same_bits(outputs[0], out) for out in outputs)
 
 
+@pytest.mark.full
 def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order() -> None:
     outputs = []
     for target, form, options, seed in (
