@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from atlas_lab.arms.wgmma.tiles import NARROW, WIDE, Tile, ordered
@@ -132,6 +133,12 @@ class OnWarpgroups(Arm):
             pdl=pdl or cut,
             label=self.name,
         )
+
+
+def parts_of_y(c: Call, counts: Sequence[int]) -> list[Tensor]:
+    """The columns of y of each projection, which lie side by side."""
+    starts = accumulate(counts, initial=0)
+    return [c.y.data.view(at, (c.m, n), (c.n, 1)) for at, n in zip(starts, counts, strict=False)]
 
 
 def rows_for_tma(k: int, of: str) -> Verdict:

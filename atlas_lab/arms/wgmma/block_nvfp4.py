@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from atlas_lab.arms.copies import block_nvfp4, can_block_nvfp4
 from atlas_lab.arms.copies.shapes import multiples
 from atlas_lab.arms.mma.base import JOINED, one_kind, under
 from atlas_lab.arms.w4a4 import SNR_DB, rounded_x
-from atlas_lab.arms.wgmma.base import OnWarpgroups
+from atlas_lab.arms.wgmma.base import OnWarpgroups, parts_of_y
 from atlas_lab.arms.wgmma.repacked_tiles import RepackedTile
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.arm import projections_of
@@ -115,11 +114,9 @@ class Nvfp4Mmq(OnWarpgroups):
     def _alone(self, c: Call) -> list[Call]:
         """The calls of a projection each that a call is of."""
         counts = c.counts if self.joined else (c.n,)
-        starts = accumulate(counts, initial=0)
-        parts = [c.y.data.view(at, (c.m, n), (c.n, 1)) for at, n in zip(starts, counts, strict=False)]
         return [
             replace(c, weights={key: w}, y=replace(c.y, data=y), n=n, counts=(n,))
-            for (key, w), y, n in zip(c.weights.items(), parts, counts, strict=True)
+            for (key, w), y, n in zip(c.weights.items(), parts_of_y(c, counts), counts, strict=True)
         ]
 
     def lower(self, c: Call) -> list[Launch]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from atlas_lab.arms.copies import repacked_nvfp4
 from atlas_lab.arms.mma.base import JOINED, one_kind, under
-from atlas_lab.arms.wgmma.base import OnWarpgroups
+from atlas_lab.arms.wgmma.base import OnWarpgroups, parts_of_y
 from atlas_lab.arms.wgmma.bf16 import Bf16Wgmma
 from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma
 from atlas_lab.arms.wgmma.tiles import Tile
@@ -53,9 +53,7 @@ class Joined(OnWarpgroups):
         """What the kernel takes of each weight, field by field, then of each part of y; the last projection stands for
         those that there are not."""
         weights = [self.weight(w, t) for w in c.weights.values()]
-        starts = accumulate(c.counts, initial=0)
-        parts = [c.y.data.view(at, (c.m, n), (c.n, 1)) for at, n in zip(starts, c.counts, strict=False)]
-        fields = [*zip(*weights, strict=True), tuple(parts)]
+        fields = [*zip(*weights, strict=True), tuple(parts_of_y(c, c.counts))]
         return tuple(a for field in fields for a in (*field, *field[-1:] * (MOST - len(field))))
 
     def borders(self, c: Call, t: Tile) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ the same order (`quantize.nvfp4_blocks`).
 """
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.wgmma_nvfp4 import alpha_of
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
 from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
@@ -69,12 +70,9 @@ def weights(tiles, at, pick):
 
 @L.device
 def _alpha(tensor_scale, convention):
-    alpha = L.f32(1)
-    if convention != 2:
-        alpha = L.ldg_f32(tensor_scale, 0)
-    if convention == 1:
-        alpha = L.div_rn(L.f32(1), alpha)
-    return alpha
+    if convention == 2:
+        return L.f32(1)
+    return alpha_of(tensor_scale, convention)
 
 
 @L.family

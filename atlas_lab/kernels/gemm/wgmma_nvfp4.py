@@ -49,6 +49,15 @@ def bring_units(ring: Ring, stage: int, w_at: int):
     return run
 
 
+@L.device
+def alpha_of(tensor_scale, divides):
+    """What sums are multiplied by: the tensor scale, or 1 over one that divides."""
+    alpha = L.ldg_f32(tensor_scale, 0)
+    if divides:
+        alpha = L.div_rn(L.f32(1), alpha)
+    return alpha
+
+
 @L.family
 def wgmma_nvfp4(
     bm: int,
@@ -85,13 +94,6 @@ def wgmma_nvfp4(
 
     bring_w, bring_x = bring_units(of_stages, stage, w_at), bring_halves(of_stages, bm, stage)
     load = loader(of_stages, of_tiles, SPAN, stages, bring_of(bring_w) if joined else bring_w, bring_x)
-
-    @L.device
-    def alpha_of(tensor_scale, divides):
-        alpha = L.ldg_f32(tensor_scale, 0)
-        if divides:
-            alpha = L.div_rn(L.f32(1), alpha)
-        return alpha
 
     @L.device
     def alphas_of_three(g, divides):

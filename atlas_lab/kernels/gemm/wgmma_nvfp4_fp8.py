@@ -8,7 +8,7 @@ meanwhile.
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.tile import axpy
 from atlas_lab.kernels.gemm.wgmma_lanes import ROUNDED_LIFT, rounded_weights, scales_in_lanes_order
-from atlas_lab.kernels.gemm.wgmma_nvfp4 import bring_units, stage_bytes
+from atlas_lab.kernels.gemm.wgmma_nvfp4 import alpha_of, bring_units, stage_bytes
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
 from atlas_lab.kernels.gemm.wgmma_transposed import transposed_storer, turn_bytes
@@ -73,9 +73,7 @@ def wgmma_nvfp4_fp8(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int
             tiles = L.dynamic_shared(L.u8, 0)
             warp = L.warp_id()
             mine = L.i32(w_at + UNIT * warp)
-            alpha = L.ldg_f32(tensor_scale, 0)
-            if divides:
-                alpha = L.div_rn(L.f32(1), alpha)
+            alpha = alpha_of(tensor_scale, divides)
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32(k // SPAN)
             of_stages.take(s, phase)

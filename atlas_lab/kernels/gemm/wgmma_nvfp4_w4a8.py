@@ -8,7 +8,7 @@ import functools
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_lanes import CODES_LIFT, codes_of_groups, scales_in_order, scales_of_group
-from atlas_lab.kernels.gemm.wgmma_nvfp4 import bring_units, stage_bytes
+from atlas_lab.kernels.gemm.wgmma_nvfp4 import alpha_of, bring_units, stage_bytes
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
 from atlas_lab.kernels.gemm.wgmma_transposed import transposed_storer, turn_bytes
@@ -107,9 +107,7 @@ def wgmma_nvfp4_w4a8(bm: int, bn: int, stages: int, blocks: int = 1, cluster: in
             tiles = L.dynamic_shared(L.u8, 0)
             warp = L.warp_id()
             mine = L.i32(w_at + UNIT * warp)
-            alpha = L.ldg_f32(tensor_scale, 0)
-            if divides:
-                alpha = L.div_rn(L.f32(1), alpha)
+            alpha = alpha_of(tensor_scale, divides)
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32(k // SPAN)
             of_stages.take(s, phase)

@@ -6,6 +6,7 @@ times x's scale, those of a group times the weight's.
 """
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.wgmma_nvfp4 import ATOM
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_q4_k import add_scaled
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
@@ -19,7 +20,6 @@ GROUPS = SPAN // GROUP
 UNIT = CODES + 2 * ROWS  # bytes of 16 rows of W by 128 columns: codes, a scale a row
 LINE = 32  # bytes of a row of W's map
 LINES = UNIT // LINE  # rows of it that a unit is
-ATOM = 1024  # bytes that tiles swizzled by 128 bytes start at a multiple of
 # 1024 + code·4^p in F16 pairs becomes code - 1 by one exact multiply-add: 4^-p, and -(1024·4^-p + 1).
 MAGIC = 0x64006400
 SCALE = (0x3C003C00, 0x34003400, 0x2C002C00, 0x24002400)
