@@ -45,8 +45,8 @@ from atlas_lab.runtime.device import Device
 TOP = 8
 EQUAL = 1.01
 READ = "read"
-ROWS = (1, 16)
-PREFILL_ROWS = (64,)  # of arms that serve neither
+ROWS = (1, 8, 16)
+PREFILL_ROWS = (64,)  # of arms that serve none of them
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _settings(tuner: Tuner, job: Job, cell: TuneCell) -> list[Setting]:
 
 
 def rows_of(job: Job) -> list[int]:
-    """The row counts that are timed: 1 and 16, or 64, or the arm's first where it serves none of these."""
+    """The row counts that are timed: of 1, 8 and 16, or 64, or the arm's first where it serves none of these."""
     few = [m for m in ROWS if m in job.arm.rows]
     return few or [m for m in PREFILL_ROWS if m in job.arm.rows] or [job.arm.rows.first]
 

@@ -51,7 +51,7 @@ class Clock:
         return out
 
 
-FLAT = {lanes: {1: 4.0, 16: 4.0} for lanes in (32, 16, 8)}
+FLAT = {lanes: {1: 4.0, 8: 4.0, 16: 4.0} for lanes in (32, 16, 8)}
 
 
 def tuned(
@@ -66,8 +66,8 @@ def tuned(
     return result
 
 
-def test_the_fastest_over_both_rows_wins(tunable: Registry) -> None:
-    us = {32: {1: 4.0, 16: 9.0}, 16: {1: 5.0, 16: 5.0}, 8: {1: 3.0, 16: 12.0}}
+def test_the_fastest_over_all_rows_wins(tunable: Registry) -> None:
+    us = {32: {1: 4.0, 8: 6.0, 16: 9.0}, 16: {1: 5.0, 8: 5.0, 16: 5.0}, 8: {1: 3.0, 8: 6.0, 16: 12.0}}
     (cell,) = tuned(tunable, "tunable", us=us).cells
     assert (cell.status, cell.legal, cell.read_us) == ("tuned", 3, 2.0)
     assert [t.setting for t in cell.tried] == [{"lanes": 32}, {"lanes": 16}, {"lanes": 8}]
@@ -76,9 +76,9 @@ def test_the_fastest_over_both_rows_wins(tunable: Registry) -> None:
 
 
 def test_within_a_hundredth_the_models_first_wins(tunable: Registry) -> None:
-    near = {32: {1: 4.03, 16: 4.03}, 16: {1: 4.0, 16: 4.0}, 8: {1: 4.0, 16: 4.0}}
+    near = {32: {1: 4.03, 8: 4.03, 16: 4.03}, 16: {1: 4.0, 8: 4.0, 16: 4.0}, 8: {1: 4.0, 8: 4.0, 16: 4.0}}
     assert tuned(tunable, "tunable", us=near).cells[0].best == 0
-    far = {**near, 32: {1: 4.05, 16: 4.05}}
+    far = {**near, 32: {1: 4.05, 8: 4.05, 16: 4.05}}
     assert tuned(tunable, "tunable", us=far).cells[0].best == 1
     assert tune.winner([None, 2.0, 1.985]) == 1
 
@@ -165,7 +165,7 @@ def test_the_clock_on_a_gpu(tunable: Registry, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(probe, "Reader", reader)
     monkeypatch.setitem(globals(), "Clock", lambda us: tune_clock.by_graphs)
     (cell,) = tuned(tunable, "tunable").cells
-    assert (cell.status, cell.best, cell.read_us) == ("tuned", 0, 7.0)
+    assert (cell.status, cell.best, cell.read_us) == ("tuned", 0, 10.0)
     assert sorted(closed) == sorted(bound_over)
     assert len({tuple(map(id, buffers)) for buffers in bound_over.values()}) == 1
     assert read == [2 * (N * K + K + N)]
@@ -179,7 +179,7 @@ def test_the_budget(tunable: Registry) -> None:
 
 def test_the_file_keeps_what_was_not_measured(tunable: Registry, tmp_path: Path) -> None:
     path = tmp_path / "h200.yaml"
-    us = {32: {1: 4.0, 16: 9.0}, 16: {1: 5.0, 16: 5.0}, 8: {1: 3.0, 16: 12.0}}
+    us = {32: {1: 4.0, 8: 6.0, 16: 9.0}, 16: {1: 5.0, 8: 5.0, 16: 5.0}, 8: {1: 3.0, 8: 6.0, 16: 12.0}}
     assert tune_table.save(path, TunedFile("h200"), tuned(tunable, "tunable", "plain", us=us)) == 1
     assert tune_table.save(path, tune_table.held(path, "h200"), tuned(tunable, "copied")) == 1
     read = parse_tuned(path.read_text(), path.name, "h200")
@@ -187,8 +187,8 @@ def test_the_file_keeps_what_was_not_measured(tunable: Registry, tmp_path: Path)
         ("copied", setting(lanes=32)), ("tunable", setting(lanes=16)),
     ]  # fmt: skip
     old = read.entries[1]
-    assert (old.us, old.read_us, old.model_setting) == (((1, 5.0), (16, 5.0)), 2.0, setting(lanes=32))
-    assert old.model_us == ((1, 4.0), (16, 9.0))
+    assert (old.us, old.read_us, old.model_setting) == (((1, 5.0), (8, 5.0), (16, 5.0)), 2.0, setting(lanes=32))
+    assert old.model_us == ((1, 4.0), (8, 6.0), (16, 9.0))
     assert (old.run.card, old.run.command, old.run.tools) == ("test", "atlas-lab tune", (("atlas-lab", "0"),))
     before = path.read_text()
     assert tune_table.save(path, read, tuned(tunable, "plain")) == 0
@@ -266,7 +266,7 @@ def test_joint_shapes(tunable: Registry) -> None:
 
 def test_an_arm_of_several_projections_is_tuned_on_them(tunable: Registry) -> None:
     """Judged on all of them, each of its own values, and kept under the rows of all."""
-    us = {32: {1: 4.0, 16: 4.0}, 16: {1: 3.0, 16: 3.0}, 8: {1: 5.0, 16: 5.0}}
+    us = {32: {1: 4.0, 8: 4.0, 16: 4.0}, 16: {1: 3.0, 8: 3.0, 16: 3.0}, 8: {1: 5.0, 8: 5.0, 16: 5.0}}
     result = tuned(tunable, "pair", "pair_swapped", us=us, joint="40+24x64")
     pair, swapped = result.cells
     assert (pair.status, pair.shape, pair.n, pair.k, pair.legal) == ("tuned", "40+24x64", 64, 64, 3)
@@ -290,9 +290,9 @@ def test_the_setting_of_joined_projections_is_what_they_run_with(tunable: Regist
         with open_device("interpreter", target) as device:
             tuner = tune.Tuner(tunable, Said(), device, Clock(FLAT))
             plan = tune._plan(tuner, job, weights.whole, Table.of([Choice(arm.name, 1024, 128, s)]))
-        assert [(x.roles, x.m, x.call.n) for x in plan.steps] == [(job.roles, m, 1024) for m in (1, 16)]
+        assert [(x.roles, x.m, x.call.n) for x in plan.steps] == [(job.roles, m, 1024) for m in tune.ROWS]
         launched.append([dict(x.program.launches[0].kernel.spec.parameters)["warps"] for x in plan.steps])
-    assert launched == [[dict(s)["warps"]] * 2 for s in arm.settings(1024, 128, target)]
+    assert launched == [[dict(s)["warps"]] * 3 for s in arm.settings(1024, 128, target)]
     stale = Table.of([Choice(arm.name, 1024, 128, setting(warps=5))])
     said = r"measure again: atlas-lab tune nvfp4_mma_repacked_joined --shapes N\+Nx128 \(each projection's N, 1024 tog"
     with open_device("interpreter", target) as device, pytest.raises(TuningError, match=said):
