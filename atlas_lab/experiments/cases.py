@@ -27,6 +27,7 @@ PROBES = (256, 240, 96, 384, 640, 1024, 4096, 5120, 17408, 1, 3)
 KS = (*range(1, 520), *range(1025, 1160), *range(1280, 8193, 256), *range(2049, 2310), *range(5097, 5129))
 MORE_NS = (*range(1, 33), 48, 64, 96, 127, 128, *range(129, 161), 192, 256, 320, 384, 512, 1024, 5119, 5120)
 FULL = ((17408, 5120), (5120, 17408))
+TUNED_KS = (2560, 4096, 5120, 6144, 8192)  # which have settings that smaller K lack
 FEW = 16  # rows of x with which a long K is tried
 LONG = "long K"
 LARGEST_M: dict[Budget, int] = {"interpreter": 67, "gpu": 4099}
@@ -219,7 +220,22 @@ def _unreached(arm: Arm, known: Mapping[str, Format], base: Context, drawn: Sequ
                 left -= found
                 yield flipped
         if not left:
-            return
+            break
+    yield from _of_some_k(arm, known, base, set(arm.optional_kernels) - seen)
+
+
+def _of_some_k(arm: Arm, known: Mapping[str, Format], base: Context, left: set[Kernel]) -> Iterator[Case]:
+    """A case for each kernel that a setting of some K alone launches, over few rows of weights."""
+    forms = [f for f in known.values() if arm.source in ("", f.family)]
+    ms = dict.fromkeys(m for m in (arm.rows.first + 2, min(arm.rows.last, FEW)) if m in arm.rows)
+    for f, k in product(forms, TUNED_KS if left else ()):
+        d = _Drawer(arm, role_sets(arm)[0], f.name, base)
+        n = next((n for n in (24, 96, 256) if d.allows(n, k)), 0)
+        for s, m in product(arm.settings(n * len(d.roles), k, base.target) if n else (), ms):
+            c = replace(d.case(n, k, m, "a setting of this K"), setting=s)
+            if left & set(launched(c, arm, base)):
+                left -= set(launched(c, arm, base))
+                yield c
 
 
 def _even(arm: Arm, known: Mapping[str, Format], base: Context) -> Iterator[Case]:

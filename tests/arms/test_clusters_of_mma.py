@@ -39,7 +39,7 @@ CUT = {
     "q4k_mma": 768,
     "q4k_mma_repacked": 768,
 }
-CLUSTERED = {name: [f for f in a.forms if f.clustered] for name, a in ARMS.items()}
+CLUSTERED = {name: [f for f in a.forms if f.clustered and not f.units] for name, a in ARMS.items()}
 OFFERED = [name for name, forms in CLUSTERED.items() if forms]
 
 
@@ -116,8 +116,9 @@ def test_cards_without_clusters_are_offered_none_and_refuse_them(name: str) -> N
     arm, old, new = ARMS[name], TARGETS["a100"], TARGETS["h200"]
     n, k = 1024, 5120
     forms = [Form(**dict(s)) for s in arm.settings(n, k, old)]
-    assert set(forms) == set(arm.forms) - set(CLUSTERED[name])
-    assert {Form(**dict(s)) for s in arm.settings(n, k, new)} == set(arm.forms)
+    offered = {f for f in arm.forms if f.units in (0, k / arm.span)}
+    assert set(forms) <= offered - {f for f in arm.forms if f.clustered}
+    assert {Form(**dict(s)) for s in arm.settings(n, k, new)} == offered
     assert all(old.meets(kernel.needs) for kernel in arm.kernels)
     clustered = CLUSTERED[name][0].setting
     tuned = Table.of([Choice(name, n, k, clustered)])
@@ -129,17 +130,19 @@ def test_cards_without_clusters_are_offered_none_and_refuse_them(name: str) -> N
 @pytest.mark.parametrize("name", OFFERED)
 def test_settings_of_one_block_are_spelled_as_before_there_were_clusters(name: str) -> None:
     alone = ARMS[name].forms[0]
-    warps, depth, wide_depth, wide_tiles, cluster, wide_cluster = alone
-    assert (cluster, wide_cluster) == (1, 1)
+    warps, depth, wide_depth, wide_tiles, *others = alone
+    assert others == [1, 1, 0, 0]
     assert alone.setting == setting(warps=warps, depth=depth, wide_depth=wide_depth, wide_tiles=wide_tiles)
     assert alone._replace(wide_cluster=2).setting == tuple(sorted([*alone.setting, ("wide_cluster", 2)]))
 
 
 @pytest.mark.parametrize("n", [1024, 17408])
 @pytest.mark.parametrize("name", OFFERED)
-def test_clusters_come_last(name: str, n: int) -> None:
-    forms = [Form(**dict(s)) for s in ARMS[name].settings(n, 5120, TARGETS["h200"])]
-    assert [f.clustered for f in forms] == sorted(f.clustered for f in forms)
+def test_clusters_and_kept_x_come_last(name: str, n: int) -> None:
+    last = [
+        f.clustered or f.units > 0 for f in (Form(**dict(s)) for s in ARMS[name].settings(n, 5120, TARGETS["h200"]))
+    ]
+    assert last == sorted(last)
 
 
 @pytest.mark.parametrize(("warps", "cluster"), [(9, 3), (16, 16), (12, 8)])

@@ -21,20 +21,24 @@ from atlas_lab.core.verdict import Verdict, no, yes
 from atlas_lab.kernels.activation.gated import KINDS, kind_of
 from atlas_lab.kernels.gemv.cluster import cluster_bytes
 from atlas_lab.kernels.gemv.columns import TILE, finish_bytes
+from atlas_lab.kernels.gemv.kept import kept_bytes
 from atlas_lab.kernels.lang import Kernel
 
 REGISTERS = 65536  # of an SM
+MOST_REGISTERS = 248  # of a thread, in units of 8
 NARROW = 8  # rows of x that one product has columns for
 PAIRS, GATES = ("pair", "pair clamp"), ("gate", "gate clamp")
 JOINED = ("ffn.gate+ffn.up", "attn.q+attn.k+attn.v", "gdn.qkv+gdn.z")
 MOST_BLOCKS = 32  # of an SM at once
+UNKEPT_DEPTH = 2  # units in flight where a form keeps x and a kernel of it does not
 
 
 class Form(NamedTuple):
     """A setting: warps a tile, units in flight, and units in flight and row tiles where x has more than 8 rows; over
-    how many blocks of a cluster the warps are spread, for up to 8 rows and for more.
+    how many blocks of a cluster the warps are spread, for up to 8 rows and for more; of how many units a warp keeps x
+    in registers, likewise. Where it does, K is so many units for each warp.
 
-    Bits do not depend on the last two. As a `Setting`, clusters of one block are left out.
+    Bits do not depend on the last four. As a `Setting`, clusters of one block and units that are not kept are left out.
     """
 
     warps: int
@@ -43,15 +47,25 @@ class Form(NamedTuple):
     wide_tiles: int
     cluster: int = 1
     wide_cluster: int = 1
+    kept: int = 0
+    wide_kept: int = 0
 
     @property
     def clustered(self) -> bool:
         return max(self.cluster, self.wide_cluster) > 1
 
     @property
+    def units(self) -> int:
+        """Of K, where warps keep x; 0: any number."""
+        return self.warps * max(self.kept, self.wide_kept)
+
+    @property
     def setting(self) -> Setting:
-        alone = [name for name in ("cluster", "wide_cluster") if getattr(self, name) == 1]
-        return setting(**{name: value for name, value in self._asdict().items() if name not in alone})
+        usual = Form(*self[:4])._asdict()
+        given = list(usual)[:4]
+        return setting(
+            **{name: value for name, value in self._asdict().items() if name in given or value != usual[name]}
+        )
 
 
 class Launched(NamedTuple):
@@ -62,6 +76,7 @@ class Launched(NamedTuple):
     tiles: int
     columns: int
     cluster: int
+    kept: int = 0
 
     @property
     def own(self) -> int:
@@ -110,7 +125,7 @@ class Mma(Arm):
         self.epilogues = ("activation", "limit") if joined else ()
         self.prologues = (*KINDS, "limit") if self.gate_caps and not joined else ()
         plain = tuple(dict.fromkeys(self._made([""])))
-        apart = [k for k in plain if dict(k.spec.parameters)["cluster"] > 1]
+        apart = [k for k in plain if dict(k.spec.parameters)["cluster"] > 1 or dict(k.spec.parameters).get("kept")]
         self.kernels = tuple(k for k in plain if k not in apart)
         more = [*(PAIRS if joined else ()), *(GATES if self.prologues else ())]
         waiting = ["dependent " + way for way in ("", *more)] if self.dependent else []
@@ -126,7 +141,7 @@ class Mma(Arm):
     def _served(self, *, whole: bool) -> Sequence[Form]:
         """Those that serve; where K is not in whole units, the first. Where projections border on each other it is two
         of one block and at most two row tiles, which end where projections do."""
-        ending = [f for f in self.forms if f.wide_tiles <= 2 and not f.clustered][:2]
+        ending = [f for f in self.forms if f.wide_tiles <= 2 and not f.clustered and not f.units][:2]
         served = ending if self.joined else self.forms
         return served if whole else served[:1]
 
@@ -136,6 +151,7 @@ class Mma(Arm):
         one = self._launched(form, m, way)
         apart = self.pair_apart if pair else self.apart if self.joined else 0
         cap = self.gate_caps[one.columns] if gate else self.cap(one.columns, one.tiles, variant) + apart
+        cap = cap_of_one(one.own) if one.kept else cap
         more = {"joined": self.joined and not pair, "pair": pair, "gate": gate}
         more |= {name: name in way for name in ("dependent", "clamp")}
         return type(self).family(
@@ -145,32 +161,39 @@ class Mma(Arm):
             columns=one.columns,
             blocks=_resident(cap, one.own),
             cluster=one.cluster,
+            **({"kept": one.kept} if one.kept else {}),
             **{name: True for name, value in more.items() if value},
             **variant,
         )
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
-        """In the model's order; those over clusters, whose cost it does not know, come last: only a tuned table chooses
-        them."""
+        """In the model's order; those over clusters and those that keep x, whose cost it does not know, come last: only
+        a tuned table chooses them."""
         served = [f for f in self._served(whole=k % self.span == 0) if self._runs(f, target)]
-        alone = [f for f in served if not f.clustered]
+        served = [f for f in served if f.units in (0, k / self.span)]
+        alone = [f for f in served if not f.clustered and not f.units]
         return [
             s
-            for forms in (alone, [f for f in served if f.clustered])
-            for s in ranked(((form.setting, self._work(form, n, k)) for form in forms), target)
+            for forms in (alone, [f for f in served if f not in alone])
+            for s in ranked(((form.setting, self._work(form, n, k, target.sms)) for form in forms), target)
         ]
 
     def _runs(self, form: Form, target: Target) -> bool:
-        """Whether a card has what the form's kernels need, which is clusters or nothing."""
-        return all(target.meets(self._kernel(form, m, self.variants[0], "").needs) for m in (1, NARROW + 1))
+        """Whether a card has what the form's kernels need, and the shared memory for either number of columns."""
+        return all(
+            target.meets(self._kernel(form, m, self.variants[0], "").needs)
+            and self._shared(self._launched(form, m)) <= target.shared_per_block
+            for m in (1, NARROW + 1)
+        )
 
-    def _work(self, form: Form, n: int, k: int) -> Work:
+    def _work(self, form: Form, n: int, k: int, sms: int) -> Work:
         one = self._launched(form, 1)
+        registers = self.cap(one.columns, one.tiles, self.variants[0]) + (self.apart if self.joined else 0)
         return Work(
             bytes=max(1, int(n * k * self.weight_bytes)),
-            blocks=-(-n // (TILE * one.tiles)) * one.cluster,
+            blocks=self._blocks(n, one, sms)[0] * one.cluster,
             threads=32 * one.own,
-            registers=self.cap(one.columns, one.tiles, self.variants[0]) + (self.apart if self.joined else 0),
+            registers=cap_of_one(one.own) if one.kept else registers,
             in_flight=one.depth * TILE * self.span * self.weight_bytes / 32,
             issue=self.issue,
             shared=self._shared(one),
@@ -179,18 +202,30 @@ class Mma(Arm):
     def _shared(self, one: Launched) -> int:
         """Dynamic shared memory of a block, bytes: the warps' rings, then their sums in its place."""
         ring = one.depth * one.tiles * self.unit
+        if one.kept:
+            return kept_bytes(one.warps, one.depth, one.columns, self.unit, one.cluster)
         if one.cluster > 1:
             return cluster_bytes(one.cluster, one.warps, one.columns, one.tiles, ring)
         return max(one.warps * ring, finish_bytes(one.warps, one.columns, one.tiles))
 
     def _launched(self, form: Form, m: int, way: str = "") -> Launched:
         """What serves m rows of x: a pair is two tiles, a gated product is made for one; whatever is not plain runs in
-        one block, and has the same bits there."""
+        one block and loads x, and has the same bits there."""
+        if way:
+            form = self._plain(form)
         pair, gate = "pair" in way, "gate" in way
         if m <= NARROW:
-            return Launched(form.warps, form.depth, 2 if pair else self.tiles, 1, 1 if way else form.cluster)
-        tiles = 2 if pair else 1 if gate else form.wide_tiles
-        return Launched(form.warps, form.wide_depth, tiles, 2, 1 if way else form.wide_cluster)
+            tiles = 2 if pair else 1 if form.kept else self.tiles
+            return Launched(form.warps, form.depth, tiles, 1, form.cluster, form.kept)
+        tiles = 2 if pair else 1 if gate or form.wide_kept else form.wide_tiles
+        return Launched(form.warps, form.wide_depth, tiles, 2, form.wide_cluster, form.wide_kept)
+
+    def _plain(self, form: Form) -> Form:
+        """One of one block that loads x, and of the same bits."""
+        if not form.units:
+            return form._replace(cluster=1, wide_cluster=1)
+        alike = [f._replace(cluster=1, wide_cluster=1) for f in self.forms if f.warps == form.warps and not f.units]
+        return next(iter(alike), Form(form.warps, UNKEPT_DEPTH, UNKEPT_DEPTH, 1))
 
     # what a format says
 
@@ -247,7 +282,7 @@ class Mma(Arm):
         weights += [weights[-1]] * (3 - len(weights))
         kind = kind_of(pair or gate, limit) if pair or gate else 0
         borders = (n, n) if pair else self._borders(c)
-        grid, full = (-(-n // TILE), 0) if pair else self._blocks(n, one.tiles, c.context.target.sms)
+        grid, full = (-(-n // TILE), 0) if pair else self._blocks(n, one, c.context.target.sms)
         args = (*(a for of in weights for a in of), c.x, c.y, c.m, n, c.k, *borders, kind, full, *self.scalars(key, c))
         return [
             Launch(
@@ -264,10 +299,13 @@ class Mma(Arm):
             )
         ]
 
-    def _blocks(self, n: int, tiles: int, sms: int) -> tuple[int, int]:
-        """Blocks, or clusters, for n rows of weights, and how many of them take `tiles` tiles: where the last round of
-        those would keep few SMs busy, its tiles go to blocks of their own."""
-        count = -(-n // TILE)
+    def _blocks(self, n: int, one: Launched, sms: int) -> tuple[int, int]:
+        """Blocks, or clusters, for n rows of weights, and how many of them take the form's row tiles: where the last
+        round of those would keep few SMs busy, its tiles go to blocks of their own. Blocks that keep x take tiles in
+        turn, one block an SM."""
+        count, tiles = -(-n // TILE), one.tiles
+        if one.kept:
+            return min(count, sms // one.cluster), 0
         rounds, left = divmod(count, tiles * sms)
         if not self.ragged or tiles == 1 or left > sms or rounds == 0:
             return -(-count // tiles), -(-count // tiles)
@@ -284,6 +322,11 @@ class Mma(Arm):
         """Rows of a weight whose projection ends where its tiles do."""
         rows: int = self.operands(w)[0].shape[0]
         return rows
+
+
+def cap_of_one(warps: int) -> int:
+    """Registers a thread where an SM has one block, of so many warps."""
+    return min(MOST_REGISTERS, REGISTERS // QUARTERS // -(-warps // QUARTERS) // 32 // 8 * 8)
 
 
 def _resident(cap: int, warps: int) -> int:

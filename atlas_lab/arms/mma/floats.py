@@ -26,7 +26,10 @@ class Bf16Mma(Mma):
     source = "bf16"
     family = staticmethod(mma_bf16)
     unit, span, weight_bytes, issue = BF16_UNIT, BF16_SPAN, 2, 0.03
-    forms = (*(Form(8, 3, 2, 1), Form(8, 3, 2, 1, 1, 2), Form(4, 1, 1, 2), Form(12, 2, 1, 1), Form(16, 3, 2, 1, 4, 4)),)
+    forms = (
+        *(Form(8, 3, 2, 1), Form(4, 1, 1, 2), Form(12, 2, 1, 1), Form(16, 3, 2, 1, 4, 4)),
+        *(Form(16, 5, 4, 1, kept=5, wide_kept=5), Form(16, 5, 4, 1, kept=4, wide_kept=4)),
+    )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 72, (2, 1): 72, (2, 2): 96})
     variants = ({"whole": True}, {"whole": False})
     tolerance = rounded(ascending(BF16_SPAN, 4, 4, 16), 0)
@@ -52,9 +55,7 @@ class Fp8Mma(Mma):
     source = "fp8"
     family = staticmethod(mma_fp8)
     unit, span, weight_bytes, issue = UNIT, SPAN, 1, 0.11
-    forms: Sequence[Form] = (
-        *(Form(8, 2, 2, 1), Form(4, 1, 1, 2), Form(4, 1, 1, 2, 1, 2), Form(4, 1, 1, 3), Form(16, 2, 2, 1, 4, 4)),
-    )
+    forms: Sequence[Form] = (*(Form(8, 2, 2, 1), Form(4, 1, 1, 2), Form(4, 1, 1, 3), Form(16, 2, 2, 1, 4, 4)),)
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 96, (2, 3): 152})
     apart, pair_apart = 16, 16
     variants = tuple({"whole": w, "scale": d} for d in SCALES.values() for w in (True, False))

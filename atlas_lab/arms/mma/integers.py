@@ -62,16 +62,20 @@ class Q4KMmaRepacked(Mma):
     source = "q4_k"
     family = staticmethod(mma_q4_k_lanes.mma_q4_k_lanes)
     unit, span, weight_bytes, issue = mma_q4_k_lanes.HELD, mma_q4_k_lanes.SPAN, 144 / 256, 0.15
-    forms = (Form(4, 2, 2, 1), Form(4, 1, 1, 1), Form(4, 1, 1, 2), Form(12, 2, 2, 1))
+    forms = (
+        *(Form(4, 2, 2, 1), Form(4, 1, 1, 1), Form(4, 1, 1, 2), Form(12, 2, 2, 1)),
+        *(Form(20, 2, 2, 1, 1, 2, 1, 1), Form(16, 2, 2, 1, kept=1, wide_kept=1)),
+    )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 96, (2, 1): 128, (2, 2): 168})
     ragged = True
     # a unit: two products a group and its scale, in turn, then two products that take away the second part
-    tolerance = rounded(lambda k: 16 + ascending(mma_q4_k_lanes.SPAN, 2, 4, 12)(k), 2)
+    tolerance = rounded(lambda k: 16 + ascending(mma_q4_k_lanes.SPAN, 2, 4, 20)(k), 2)
     reduction_class = class_t("blocks of 256, the minimums last", promotion=32)
 
     def _launched(self, form: Form, m: int, way: str = "") -> Launched:
         """As many row tiles for few rows of x as for many."""
-        return super()._launched(form, m, way)._replace(tiles=form.wide_tiles)
+        one = super()._launched(form, m, way)
+        return one._replace(tiles=1 if one.kept else form.wide_tiles)
 
     def fits(self, p: Projection) -> Verdict:
         return can_repack_q4_k(p)
@@ -106,7 +110,10 @@ class Q2Mma(Mma):
     source = "q2_0"
     family = staticmethod(mma_q2_0.mma_q2_0)
     unit, span, weight_bytes, issue = 768, mma_q2_0.SPAN, 2.25 / 8, 0.2
-    forms = (Form(8, 2, 2, 2), Form(4, 2, 2, 2), Form(4, 2, 2, 2, 1, 2))
+    forms = (
+        *(Form(8, 2, 2, 2), Form(4, 2, 2, 2)),
+        *(Form(8, 2, 10, 1, wide_kept=5), Form(8, 10, 10, 1, kept=5, wide_kept=5)),
+    )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 88, (2, 2): 96})
     variants = tuple({"group": g} for g in GROUPS)
     tolerance = rounded(lambda k: 8 + ascending(mma_q2_0.SPAN, 1, 4, 8)(k), 2)
@@ -136,7 +143,7 @@ class Int8Mma(Mma):
     source = ""
     family = staticmethod(mma_int8.mma_int8)
     unit, span, weight_bytes, issue = mma_int8.UNIT, mma_int8.SPAN, 1.125, 0.1
-    forms = (Form(8, 2, 2, 1), Form(4, 3, 4, 1))
+    forms = (*(Form(8, 2, 2, 1), Form(4, 3, 4, 1), Form(8, 4, 4, 1, kept=5, wide_kept=5)),)
     caps = MappingProxyType({(1, 1): 64, (2, 1): 88})
     tolerance = rounded(lambda k: 2 + ascending(mma_int8.SPAN, 1, 4, 8)(k), 2)
     reduction_class = class_t("units of 128", promotion=32)

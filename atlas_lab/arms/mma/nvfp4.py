@@ -25,7 +25,9 @@ class Nvfp4Mma(Mma):
     source = "nvfp4"
     family = staticmethod(mma_nvfp4.mma_nvfp4)
     unit, span, weight_bytes, issue = mma_nvfp4.UNIT, mma_nvfp4.SPAN, 9 / 16, 0.17
-    forms = (Form(8, 2, 2, 2), Form(4, 2, 1, 2))
+    forms = (
+        *(Form(8, 2, 2, 2), Form(4, 2, 1, 2), Form(8, 2, 5, 1, wide_kept=5), Form(8, 5, 5, 1, kept=5, wide_kept=5)),
+    )
     caps = MappingProxyType({(1, 1): 64, (1, 2): 96, (2, 1): 88, (2, 2): 128})
     variants = ({"whole": True}, {"whole": False})
     tolerance = rounded(ascending(mma_nvfp4.SPAN, 8, 4, 8), 2)
@@ -58,14 +60,16 @@ class Nvfp4MmaRepacked(Mma):
     family = staticmethod(mma_lanes.mma_nvfp4_lanes)
     unit, span, weight_bytes, issue = mma_lanes.UNIT, mma_lanes.SPAN, 9 / 16, 0.14
     forms = (
-        *(Form(4, 2, 2, 2), Form(4, 2, 2, 2, 1, 2), Form(4, 2, 2, 3), Form(8, 2, 2, 1), Form(8, 2, 2, 2)),
-        *(Form(12, 2, 2, 1), Form(16, 3, 3, 1, 4, 4)),
+        *(Form(4, 2, 2, 2), Form(4, 2, 2, 3), Form(8, 2, 2, 1), Form(8, 2, 2, 2), Form(12, 2, 2, 1)),
+        Form(16, 3, 3, 1, 4, 4),
+        *(Form(20, 2, 2, 1, kept=2, wide_kept=2), Form(16, 2, 2, 1, kept=2, wide_kept=2)),
+        Form(16, 2, 5, 1, 1, 2, 4, 4),
     )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 56, (2, 1): 80, (2, 2): 96, (2, 3): 104})
     gate_caps = MappingProxyType({1: 64, 2: 112})
     dependent, ragged = True, True
     first_on = ("sm_90a",)  # where nvfp4_wgmma reads the same copy
-    tolerance = rounded(ascending(mma_lanes.SPAN, 8, 4, 16), 2)
+    tolerance = rounded(ascending(mma_lanes.SPAN, 8, 4, 20), 2)
     reduction_class = class_t("units of 128, a group of 16 a lane twice")
 
     def fits(self, p: Projection) -> Verdict:

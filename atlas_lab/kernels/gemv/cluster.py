@@ -13,11 +13,10 @@ import functools
 from typing import Any, NamedTuple
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import TILE
+from atlas_lab.kernels.gemv.columns import FRAGMENT, TILE, added, fragment_stored
 from atlas_lab.kernels.lang import cuda
 
 CLUSTERS = (1, 2, 4, 8)  # blocks
-FRAGMENT = 512  # bytes of a warp
 
 
 class Team(NamedTuple):
@@ -59,7 +58,7 @@ def cluster_of(
         raise ValueError(f"cluster: found a pair over {blocks} blocks, expected one block")
     own, fragments = warps // blocks, tiles * columns
     mail, letters = own * ring, _letters(blocks, columns, tiles)
-    bar = mail + own * (blocks - 1) * letters * FRAGMENT
+    bar, out = mail + own * (blocks - 1) * letters * FRAGMENT, fragment_stored(alpha, lift)
 
     @L.device
     def tile():
@@ -118,12 +117,7 @@ def cluster_of(
                 if sender == 0 and w == 0:
                     out = v
                 else:
-                    out = (
-                        L.add_rn(out[0], v[0]),
-                        L.add_rn(out[1], v[1]),
-                        L.add_rn(out[2], v[2]),
-                        L.add_rn(out[3], v[3]),
-                    )
+                    out = added(out, v)
         return out
 
     @L.device
@@ -133,29 +127,20 @@ def cluster_of(
         send(sums, rank)
         cuda.syncwarp()
         bars = L.dynamic_shared(L.u64, bar)
-        added = L.i32((fragments + blocks - 1 - rank) // blocks)  # fragments of this block
+        here = L.i32((fragments + blocks - 1 - rank) // blocks)  # fragments of this block
         if lane == 0:
             if L.warp_id() == 0:
-                L.mbarrier_arrive_expect_tx(bars, 0, L.u32(added * ((warps - own) * FRAGMENT)))
+                L.mbarrier_arrive_expect_tx(bars, 0, L.u32(here * ((warps - own) * FRAGMENT)))
             else:
                 L.mbarrier_arrive(bars, 0)
         letter = L.i32(L.warp_id())
-        if letter < added:
+        if letter < here:
             L.mbarrier_wait(bars, 0, 0)
-        while letter < added:
+        while letter < here:
             f = L.i32(letter * blocks + rank)
             t = L.i32(f // columns)
-            found = total(letter, rank)
-            scale = alpha(args, which)
-            for i in L.unroll(4):
-                value = found[i]
-                if lift != 1:
-                    value = L.mul_rn(value, L.f32(lift))
-                value = L.mul_rn(value, scale)
-                line = L.i32(8 * (f - t * columns) + 2 * (lane & 3) + (i & 1))
-                column = L.i32(TILE * t + (lane >> 2) + 8 * (i >> 1))
-                if line < m and column < rows:
-                    L.stg_bf16(y, L.i64(line) * n + row + column, value)
+            line, inside = L.i32(8 * (f - t * columns)), L.i32(TILE * t)
+            out(y, total(letter, rank), args, which, line, row + inside, rows - inside, m, n)
             letter = L.i32(letter + own)
 
     return Team(tile, warp, begin, meet, store)

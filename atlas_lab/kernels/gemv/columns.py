@@ -6,7 +6,7 @@ run, and both operands agree on which. Sums are 4 registers for each 8 rows of x
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.activation.gated import gated_of
@@ -83,6 +83,55 @@ def activations(
     return place, fetch
 
 
+@functools.cache
+def part_of(count: int, begin: int = 0):
+    """A device function `(sums, i)`: the i-th `count` of them, from `begin` on."""
+
+    @L.device
+    def part(sums, i):
+        out = ()
+        for s in L.unroll(count):
+            out = out + (sums[begin + count * i + s],)
+        return out
+
+    return part
+
+
+class OfUnit(NamedTuple):
+    """What a unit multiplies of x. `place(m, k)` as in `activations`; `part(x, rows, k, unit, kind, i)`: the i-th of
+    its parts, `registers` registers for each 8 rows of x in all parts together; `take(x, rows, k, unit, kind)`: all
+    parts, which `part` is handed as its x where warps keep them."""
+
+    place: Any
+    part: Any
+    take: Any
+    registers: int
+
+
+@functools.cache
+def of_unit(columns: int, run: int, span: int, *, kept: bool = False, **how: bool) -> OfUnit:
+    """Of units of `span` K in which a lane has `run` K of each part; `how` as in `activations`."""
+    place, fetch = activations(columns, run, ordered=how.pop("ordered", False) or kept, **how)
+    parts, mine = span // (4 * run), part_of(columns * run // 2)
+
+    @L.device
+    def load(x, rows, k, unit, kind, i):
+        return fetch(x, rows, k, L.i32(unit * span + 4 * run * i + run * (L.lane_id() & 3)), kind)
+
+    @L.device
+    def held(x, rows, k, unit, kind, i):
+        return mine(x, i)
+
+    @L.device
+    def take(x, rows, k, unit, kind):
+        found = ()
+        for i in L.unroll(parts):
+            found = found + load(x, rows, k, unit, kind, i)
+        return found
+
+    return OfUnit(place, held if kept else load, take, parts * run // 2)
+
+
 @L.device
 def rows_of_tile(row, count):
     """The lane's two rows of the tile that begins at `row` of `count`: rows past the last repeat it, unstored."""
@@ -99,7 +148,7 @@ def rows_at(array, upper, lower, stride):
 @L.device
 def tile_of(row, count):
     """The number of the tile that holds `row` of `count`: one past the last repeats it, unstored."""
-    return min(row // TILE, (count - 1) // TILE)
+    return min(L.i32(row >> 4), L.i32((count - 1) >> 4))
 
 
 @L.device
@@ -177,18 +226,36 @@ def scaled_rows(columns: int):
     return add
 
 
+FRAGMENT = 512  # bytes of a warp's sums of 16 rows of weights and 8 of x: four F32 a lane
+
+
 @functools.cache
-def part_of(count: int):
-    """A device function `(sums, i)`: the i-th `count` of them."""
+def fragment_stored(alpha: Any, lift: float = 1.0):
+    """A device function `(y, found, args, which, line, row, rows, m, n)`: stores what exists of a fragment of sums that
+    the warp's lanes hold, times `lift`, times `alpha(args, which)`: lines `line` and on, columns `row` and on of y BF16
+    `[m, n]`, of which `rows` are left."""
 
     @L.device
-    def part(sums, i):
-        out = ()
-        for s in L.unroll(count):
-            out = out + (sums[count * i + s],)
-        return out
+    def store(y, found, args, which, line, row, rows, m, n):
+        lane = L.lane_id()
+        scale = alpha(args, which)
+        for i in L.unroll(4):
+            value = found[i]
+            if lift != 1:
+                value = L.mul_rn(value, L.f32(lift))
+            value = L.mul_rn(value, scale)
+            here = L.i32(line + 2 * (lane & 3) + (i & 1))
+            column = L.i32((lane >> 2) + 8 * (i >> 1))
+            if here < m and column < rows:
+                L.stg_bf16(y, L.i64(here) * n + row + column, value)
 
-    return part
+    return store
+
+
+@L.device
+def added(a, b):
+    """The sums of two fragments."""
+    return L.add_rn(a[0], b[0]), L.add_rn(a[1], b[1]), L.add_rn(a[2], b[2]), L.add_rn(a[3], b[3])
 
 
 @functools.cache

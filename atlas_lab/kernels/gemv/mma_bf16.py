@@ -1,7 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, BF16 weights as stored."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import activations, product, rows_at, rows_of_tile
+from atlas_lab.kernels.gemv.columns import of_unit, product, rows_at, rows_of_tile
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
 
 SPAN, UNIT = 64, 2048  # K and bytes of a unit of 16 rows
@@ -20,11 +20,13 @@ def mma_bf16(
     pair: bool = False,
     clamp: bool = False,
     cluster: int = 1,
+    kept: int = 0,
 ):
     """W BF16 `[n_i, k]` of up to three projections, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns,
-    k a multiple of 8, of 64 if `whole`. `first`, `second`, `pair`, `clamp` and `cluster` as in
+    k a multiple of 8, of 64 if `whole`. `first`, `second`, `pair`, `clamp`, `cluster` and `kept` as in
     `mma_nvfp4_lanes`."""
-    place, fetch = activations(columns, RUN, whole=whole)
+    of_x = of_unit(columns, RUN, SPAN, kept=kept > 0, whole=whole)
+    part_of_x = of_x.part
     add = product(columns, tiles, RUN)
 
     @L.device
@@ -47,7 +49,7 @@ def mma_bf16(
     def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
         lane = L.lane_id()
         for i in L.unroll(2):
-            v = fetch(x, rows, k, L.i32(unit * SPAN + 32 * i + RUN * (lane & 3)), kind)
+            v = part_of_x(x, rows, k, unit, kind, i)
             for t in L.unroll(tiles):
                 here = L.i32(at + UNIT * t + 1024 * i + 16 * lane)
                 a, b = L.lds_v4_b32(ring, here), L.lds_v4_b32(ring, here + 512)
@@ -55,8 +57,8 @@ def mma_bf16(
                     sums = add(sums, t, (a[2 * j], b[2 * j], a[2 * j + 1], b[2 * j + 1]), v, j)
         return sums
 
-    reader = Reader(SPAN, UNIT, 2, locate, copy, use, no_alpha)
-    run = stream(reader, place, warps, depth, tiles, columns, joined, pair, clamp=clamp, cluster=cluster)
+    reader = Reader(SPAN, UNIT, 2, locate, copy, use, no_alpha, take=of_x.take, registers=of_x.registers)
+    run = stream(reader, of_x.place, warps, depth, tiles, columns, joined, pair, False, clamp, cluster, kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

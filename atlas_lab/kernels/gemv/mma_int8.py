@@ -2,8 +2,8 @@
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemv.columns import (
-    activations,
     first_product,
+    of_unit,
     opaque,
     part_of,
     product,
@@ -27,11 +27,13 @@ def mma_int8(
     columns: int = 1,
     blocks: int = 3,
     cluster: int = 1,
+    kept: int = 0,
 ):
     """q I8 `[n, k]` and scales F32 `[n, k/32]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of
-    128; of several weights the first; `cluster` as in `mma_nvfp4_lanes`. Weights become BF16 in registers, exactly;
-    sums over 32 of K are scaled and added in FP32."""
-    place, fetch = activations(columns, RUN, crossed=True)
+    128; of several weights the first; `cluster` and `kept` as in `mma_nvfp4_lanes`. Weights become BF16 in
+    registers, exactly; sums over 32 of K are scaled and added in FP32."""
+    of_x = of_unit(columns, RUN, SPAN, kept=kept > 0, crossed=True)
+    group_of_x = of_x.part
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine = scaled_rows(columns), part_of(4 * columns)
 
@@ -46,11 +48,13 @@ def mma_int8(
     @L.device
     def copy(ring, at, source, unit, k):
         lane = L.lane_id()
+        column = L.i32(unit * SPAN + RUN * (lane & 3))
+        to, scale = L.i32(at + 8 * lane), L.i32(at + 1024 + 16 * lane)
         for h in L.unroll(2):
-            here = L.i32(at + ROW * h)
+            here = L.offset(source[h], column)
             for c in L.unroll(4):
-                L.cp_async_8(ring, here + 256 * c + 8 * lane, source[h], unit * SPAN + 32 * c + RUN * (lane & 3), 8)
-            L.cp_async_16(ring, here + 1024 + 16 * lane, source[2 + h], 4 * unit, 16)
+                L.cp_async_8(ring, to + ROW * h + 256 * c, here, 32 * c, 8)
+            L.cp_async_16(ring, scale + ROW * h, source[2 + h], 4 * unit, 16)
 
     @L.device
     def pairs(word, magic):
@@ -64,7 +68,7 @@ def mma_int8(
         lane = L.lane_id()
         magic = opaque(MAGIC, k)
         for g in L.unroll(4):
-            v = fetch(x, rows, k, L.i32(unit * SPAN + 32 * g + RUN * (lane & 3)), kind)
+            v = group_of_x(x, rows, k, unit, kind, g)
             out = ()
             for t in L.unroll(tiles):
                 here = L.i32(at + UNIT * t)
@@ -80,8 +84,8 @@ def mma_int8(
             sums = out
         return sums
 
-    reader = Reader(SPAN, UNIT, 4, locate, copy, use, no_alpha)
-    run = stream(reader, place, warps, depth, tiles, columns, cluster=cluster)
+    reader = Reader(SPAN, UNIT, 4, locate, copy, use, no_alpha, take=of_x.take, registers=of_x.registers)
+    run = stream(reader, of_x.place, warps, depth, tiles, columns, cluster=cluster, kept=kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

@@ -1,7 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, NVFP4 weights repacked into the lanes' own order."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import activations, product, tile_of
+from atlas_lab.kernels.gemv.columns import of_unit, product, tile_of
 from atlas_lab.kernels.gemv.stream import Reader, one_of, stream
 
 SPAN, UNIT = 128, 1152  # K and bytes of a unit of 16 rows
@@ -23,6 +23,7 @@ def mma_nvfp4_lanes(
     dependent: bool = False,
     clamp: bool = False,
     cluster: int = 1,
+    kept: int = 0,
 ):
     """Weights of up to three projections as `repacked_nvfp4` makes them, U8 `[ceil(n_i/16), k/128, 1152]`, and their
     F32 tensor scales; x BF16 `[m, k]` (`[m, 2k]` with `gate`), y BF16 `[m, n]`; m at most 8·columns.
@@ -33,30 +34,32 @@ def mma_nvfp4_lanes(
     exact in BF16; `divides` says that the tensor scale does (compressed-tensors). A block, or a `cluster` of them that
     has `warps` together, computes `tiles` times 16 rows of weights; its warps take units of 128 K in turn, `depth` of
     them in flight. The first `full` blocks or clusters compute that, those after them 16 rows each. `dependent` kernels
-    wait for the launch before them once their first weights are on the way.
+    wait for the launch before them once their first weights are on the way. If `kept`, k is 128·warps·kept, warps keep
+    x in registers, and blocks or clusters compute 16 rows of weights in turn.
     """
-    place, fetch = activations(columns, RUN, gate=gate, ordered=dependent, clamp=clamp)
+    of_x = of_unit(columns, RUN, SPAN, kept=kept > 0, gate=gate, ordered=dependent, clamp=clamp)
+    part_of_x = of_x.part
     add = product(columns, tiles, RUN)
 
     @L.device
     def locate(args, which, row, count, k):
         tile = tile_of(row, count)
-        return (L.offset(one_of(which, args[0], args[2], args[4]), L.i64(tile) * (k // SPAN) * UNIT),)
+        return (L.offset(one_of(which, args[0], args[2], args[4]), L.i64(tile) * L.i32((k >> 7) * UNIT)),)
 
     @L.device
     def copy(ring, at, source, unit, k):
         lane = L.lane_id()
-        base = L.i64(unit) * UNIT
-        L.cp_async_16(ring, at + 16 * lane, source[0], base + 16 * lane, 16)
-        L.cp_async_16(ring, at + 512 + 16 * lane, source[0], base + 512 + 16 * lane, 16)
-        L.cp_async_4(ring, at + 1024 + 4 * lane, source[0], base + 1024 + 4 * lane, 4)
+        to = L.i32(at + 16 * lane)
+        here = L.offset(source[0], L.i32(unit * UNIT + 16 * lane))
+        L.cp_async_16(ring, to, here, 0, 16)
+        L.cp_async_16(ring, to + 512, here, 512, 16)
+        L.cp_async_4(ring, to + 1024 - 12 * lane, here, 1024 - 12 * lane, 4)
 
     @L.device
     def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
         lane = L.lane_id()
-        column = L.i32(unit * SPAN + RUN * (lane & 3))
         for b in L.unroll(2):
-            v = fetch(x, rows, k, column + 64 * b, kind)
+            v = part_of_x(x, rows, k, unit, kind, b)
             for t in L.unroll(tiles):
                 if t < live:
                     here = L.i32(at + UNIT * t)
@@ -81,8 +84,10 @@ def mma_nvfp4_lanes(
         g = L.ldg_f32(one_of(which, args[1], args[3], args[5]), 0)
         return L.div_rn(L.f32(1), g) if args[6] else g
 
-    reader = Reader(SPAN, UNIT, 1, locate, copy, use, alpha, ragged=True, lift=LIFT)
-    run = stream(reader, place, warps, depth, tiles, columns, joined, pair, dependent, clamp, cluster)
+    reader = Reader(
+        *(SPAN, UNIT, 1, locate, copy, use, alpha), ragged=True, lift=LIFT, take=of_x.take, registers=of_x.registers
+    )
+    run = stream(reader, of_x.place, warps, depth, tiles, columns, joined, pair, dependent, clamp, cluster, kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

@@ -1,7 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, NVFP4 weights as checkpoints store them."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import activations, product, rows_at, rows_of_tile
+from atlas_lab.kernels.gemv.columns import of_unit, product, rows_at, rows_of_tile
 from atlas_lab.kernels.gemv.stream import Reader, one_of, stream
 
 SPAN, UNIT = 128, 1280  # K and bytes of a unit of 16 rows: the codes of both rows of a lane, then their scales
@@ -20,12 +20,17 @@ def mma_nvfp4(
     pair: bool = False,
     clamp: bool = False,
     cluster: int = 1,
+    kept: int = 0,
 ):
     """Codes U8 `[n_i, k/2]`, block scales E4M3 `[n_i, k/16]` and F32 tensor scales of up to three projections; x BF16
     `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of 32, of 128 if `whole`. `first`, `second`, `pair`,
-    `clamp`, `cluster` and `divides` as in `mma_nvfp4_lanes`. A code times its block scale is exact in BF16.
+    `clamp`, `cluster`, `kept` and `divides` as in `mma_nvfp4_lanes`. A code times its block scale is exact in BF16.
+    Raises ValueError for `kept` where k is not `whole` units.
     """
-    place, fetch = activations(columns, RUN, whole=whole)
+    if kept and not whole:
+        raise ValueError(f"kept: found {kept} units of a K that is not whole, expected K whole or kept 0")
+    of_x = of_unit(columns, RUN, SPAN, kept=kept > 0, whole=whole)
+    part_of_x = of_x.part
     add = product(columns, tiles, RUN)
 
     @L.device
@@ -42,15 +47,16 @@ def mma_nvfp4(
         column = L.i32(unit * SPAN + RUN * (lane & 3))
         valid = 16 if whole or column < k else 0
         column = column if whole or column < k else L.i32(0)
+        to, scale = L.i32(at + 16 * lane), L.i32(at + 1024 + 4 * lane)
         for h in L.unroll(2):
-            L.cp_async_16_stream(ring, at + 512 * h + 16 * lane, source[h], column >> 1, valid)
+            L.cp_async_16_stream(ring, to + 512 * h, source[h], column >> 1, valid)
             if whole:  # four scales: a lane's two and those of a neighbour
-                L.cp_async_4(ring, at + 1024 + 128 * h + 4 * lane, source[2 + h], 8 * unit + (lane & 2) * 2, 4)
+                L.cp_async_4(ring, scale + 128 * h, source[2 + h], 8 * unit + (lane & 2) * 2, 4)
 
     @L.device
     def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
         lane = L.lane_id()
-        v = fetch(x, rows, k, L.i32(unit * SPAN + RUN * (lane & 3)), kind)
+        v = part_of_x(x, rows, k, unit, kind, 0)
         for t in L.unroll(tiles):
             here = L.i32(at + UNIT * t)
             p, q = L.lds_v4_b32(ring, here + 16 * lane), L.lds_v4_b32(ring, here + 512 + 16 * lane)
@@ -81,8 +87,8 @@ def mma_nvfp4(
         g = L.ldg_f32(one_of(which, args[2], args[5], args[8]), 0)
         return L.div_rn(L.f32(1), g) if args[9] else g
 
-    reader = Reader(SPAN, UNIT, 4, locate, copy, use, alpha)
-    run = stream(reader, place, warps, depth, tiles, columns, joined, pair, clamp=clamp, cluster=cluster)
+    reader = Reader(SPAN, UNIT, 4, locate, copy, use, alpha, take=of_x.take, registers=of_x.registers)
+    run = stream(reader, of_x.place, warps, depth, tiles, columns, joined, pair, False, clamp, cluster, kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

@@ -1,7 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, Q2_0 codes repacked into the lanes' own order."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import activations, first_product, opaque, part_of, product, scaled_rows, tile_of
+from atlas_lab.kernels.gemv.columns import first_product, of_unit, opaque, part_of, product, scaled_rows, tile_of
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
 
 SPAN = 128  # K of a unit of 16 rows
@@ -21,11 +21,13 @@ def mma_q2_0(
     columns: int = 1,
     blocks: int = 3,
     cluster: int = 1,
+    kept: int = 0,
 ):
     """Weights as `repacked_q2_0` makes them, U8 `[ceil(n/16), k/128, 576 or 544]` for groups of 64 or 128, x BF16
-    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns; of several weights the first; `cluster` as in
-    `mma_nvfp4_lanes`. The sum of (code - 1)·x over a group is scaled in FP32."""
-    place, fetch = activations(columns, RUN)
+    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns; of several weights the first; `cluster` and
+    `kept` as in `mma_nvfp4_lanes`. The sum of (code - 1)·x over a group is scaled in FP32."""
+    of_x = of_unit(columns, RUN, SPAN, kept=kept > 0)
+    half_of_x = of_x.part
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine = scaled_rows(columns), part_of(4 * columns)
     groups = SPAN // group
@@ -35,17 +37,17 @@ def mma_q2_0(
     @L.device
     def locate(args, which, row, count, k):
         tile = tile_of(row, count)
-        return (L.offset(one_of(which, args[0], args[1], args[2]), L.i64(tile) * (k // SPAN) * size),)
+        return (L.offset(one_of(which, args[0], args[1], args[2]), L.i64(tile) * L.i32((k >> 7) * size)),)
 
     @L.device
     def copy(ring, at, source, unit, k):
         lane = L.lane_id()
-        base = L.i64(unit) * size
-        L.cp_async_16(ring, at + 16 * lane, source[0], base + 16 * lane, 16)
+        here = L.offset(source[0], L.i32(unit * size))
+        L.cp_async_16(ring, at + 16 * lane, here, 16 * lane, 16)
         if groups == 2:
-            L.cp_async_8(ring, at + 512 + 8 * lane, source[0], base + 512 + 8 * (lane >> 2), 8)
+            L.cp_async_8(ring, at + 512 + 8 * lane, here, 512 + 8 * (lane >> 2), 8)
         else:
-            L.cp_async_4(ring, at + 512 + 4 * lane, source[0], base + 512 + 4 * (lane >> 2), 4)
+            L.cp_async_4(ring, at + 512 + 4 * lane, here, 512 + 4 * (lane >> 2), 4)
 
     @L.device
     def decoded(word, magic):
@@ -63,7 +65,7 @@ def mma_q2_0(
         magic = opaque(MAGIC, k)
         parts = ()
         for half in L.unroll(2):
-            v = fetch(x, rows, k, L.i32(unit * SPAN + 64 * half + RUN * (lane & 3)), kind)
+            v = half_of_x(x, rows, k, unit, kind, half)
             out = ()
             found = ()
             for t in L.unroll(tiles):
@@ -86,8 +88,8 @@ def mma_q2_0(
             sums = out
         return sums
 
-    reader = Reader(SPAN, held, 1, locate, copy, use, no_alpha)
-    run = stream(reader, place, warps, depth, tiles, columns, cluster=cluster)
+    reader = Reader(SPAN, held, 1, locate, copy, use, no_alpha, take=of_x.take, registers=of_x.registers)
+    run = stream(reader, of_x.place, warps, depth, tiles, columns, cluster=cluster, kept=kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

@@ -1,7 +1,16 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, Q4_K blocks repacked into the lanes' own order."""
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import activations, first_product, opaque, part_of, product, scaled_rows, tile_of
+from atlas_lab.kernels.gemv.columns import (
+    activations,
+    first_product,
+    of_unit,
+    opaque,
+    part_of,
+    product,
+    scaled_rows,
+    tile_of,
+)
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
 from atlas_lab.kernels.lang import cuda
 
@@ -13,6 +22,7 @@ CODE, MAGIC = 0x00780078, 0x41804180  # the upper four mantissa bits of bf16 pai
 # A scale in the second byte of a float whose others are of MAGIC, 0x41..8080, is 8.03… + sc/16.
 SIX, OFFSET = 0x3F3F3F3F, 8 + 0x8080 / 2**20
 LIFT = 16.0
+PIECES = 3  # registers of the sums of x, for each 8 rows of it
 WHOLE = 0x43004300  # bf16 128, whose low mantissa bits a scale or a minimum fills
 # 128 + sc to -sc/2 and 128 + m to -m/32, by exact multiply-adds: they multiply twice the sums of x.
 OF_SCALE, OF_SCALE_SHIFT = 0xBF00BF00, 0x42804280
@@ -59,6 +69,7 @@ def mma_q4_k_lanes(
     columns: int = 1,
     blocks: int = 9,
     cluster: int = 1,
+    kept: int = 0,
 ):
     """Weights as `repacked_q4_k` makes them, U8 `[ceil(n/16), k/256, 2304]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at
     most 8·columns; of several weights the first.
@@ -66,10 +77,13 @@ def mma_q4_k_lanes(
     A weight is d·sc·(16 + q) - (16·d·sc + dmin·m), and 16 + q is a BF16 as soon as it is unpacked. The second part is
     a product over the eight groups of a block: sc and m, exact in BF16, times the sums of x over each group. Those are
     products of x as operand A, so that each lane has them where operand B wants them; three BF16 hold each exactly.
+    `kept` as in `mma_nvfp4_lanes`, of units of 256; warps keep the sums too.
     """
-    place, (_, fetch) = activations(columns, RUN)[0], activations(1, RUN, ordered=True)
+    of_x, (_, fetch) = of_unit(columns, RUN, SPAN, kept=kept > 0), activations(1, RUN, ordered=True)
+    group_of_x, all_of_x = of_x.part, of_x.take
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine, quad = scaled_rows(columns), part_of(4 * columns), part_of(4)
+    last = part_of(PIECES * columns, of_x.registers * columns)
     multiply, multiply_first = L.mma_m16n8k16_bf16, L.mma_m16n8k16_bf16_first
 
     @L.device
@@ -101,6 +115,28 @@ def mma_q4_k_lanes(
         return out
 
     @L.device
+    def hot_of(lane):
+        """A byte of two in the lane's row of each group's column, groups 0 to 3 and 4 to 7."""
+        one = L.u32(0x40 << L.u32(8 * (lane >> 2 & 3)))
+        return one if lane < 16 else L.u32(0), L.u32(0) if lane < 16 else one
+
+    @L.device
+    def in_pieces(total):
+        """Twice the sums of x, three bf16 pairs for each 8 rows of x."""
+        parts = ()
+        for c in L.unroll(columns):
+            low, high = L.add_rn(total[4 * c], total[4 * c + 2]), L.add_rn(total[4 * c + 1], total[4 * c + 3])
+            parts = parts + pieces(low, high)
+        return parts
+
+    @L.device
+    def take(x, rows, k, unit, kind):
+        v, hot, total = all_of_x(x, rows, k, unit, kind), hot_of(L.lane_id()), L.zeros(4 * columns)
+        for g in L.unroll(8):
+            total = sums_of_x(total, group_of_x(v, rows, k, unit, kind, g), g, hot)
+        return v + in_pieces(total)
+
+    @L.device
     def second_part(by_scale, parts, upper, lower, nibbles):
         """Of two rows: by_scale less sc times the sums of x, and 0 less m/16 times them. `upper` and `lower` have sc in
         the low 6 bits of each half and the upper bits of m above them, `nibbles` the others."""
@@ -122,11 +158,10 @@ def mma_q4_k_lanes(
         lane = L.lane_id()
         magic = opaque(MAGIC, k)
         head = L.i32(at + 16 * (lane >> 2))
-        one = L.u32(0x40 << L.u32(8 * (lane >> 2 & 3)))
-        hot = (one if lane < 16 else L.u32(0), L.u32(0) if lane < 16 else one)
-        here = ()
-        for c in L.unroll(columns):
-            here = here + (L.offset(x, rows[c] + unit * SPAN + RUN * (lane & 3)),)
+        hot, here = hot_of(lane), ()
+        if not kept:
+            for c in L.unroll(columns):
+                here = here + (L.offset(x, rows[c] + unit * SPAN + RUN * (lane & 3)),)
         pick = L.u32(0x0400 + 0x0101 * (lane & 3))  # the lane's byte of two words, each to the low byte of a half
         scales, ends = (), ()
         for t in L.unroll(tiles):
@@ -138,12 +173,15 @@ def mma_q4_k_lanes(
                 scales = scales + (L.u32(s[i] & SIX),)
         total, by_scale = L.zeros(4 * columns), L.zeros(4 * columns * tiles)
         for g in L.unroll(8):
-            if g % 2 == 0 and g > 0:
-                cuda.syncwarp()  # x is loaded here and not earlier: fewer registers
             v = ()
-            for j in L.unroll(columns):
-                v = v + fetch(here[j], (0,), k, 32 * g, kind)
-            total = sums_of_x(total, v, g, hot)
+            if kept:
+                v = group_of_x(x, rows, k, unit, kind, g)
+            else:
+                if g % 2 == 0 and g > 0:
+                    cuda.syncwarp()  # x is loaded here and not earlier: fewer registers
+                for j in L.unroll(columns):
+                    v = v + fetch(here[j], (0,), k, 32 * g, kind)
+                total = sums_of_x(total, v, g, hot)
             out = ()
             for t in L.unroll(tiles):
                 now = mine(by_scale, t)
@@ -157,10 +195,7 @@ def mma_q4_k_lanes(
                     now = scaled(now, part, upper, lower)
                 out = out + now
             by_scale = out
-        parts = ()
-        for c in L.unroll(columns):
-            low, high = L.add_rn(total[4 * c], total[4 * c + 2]), L.add_rn(total[4 * c + 1], total[4 * c + 3])
-            parts = parts + pieces(low, high)
+        parts = last(x, 0) if kept else in_pieces(total)
         out = ()
         for t in L.unroll(tiles):
             now = mine(sums, t)
@@ -173,8 +208,15 @@ def mma_q4_k_lanes(
             out = out + now
         return out
 
-    reader = Reader(SPAN, HELD, 1, locate, copy, use, no_alpha, crosses=True, ragged=True, lift=LIFT)
-    run = stream(reader, place, warps, depth, tiles, columns, cluster=cluster)
+    reader = Reader(
+        *(SPAN, HELD, 1, locate, copy, use, no_alpha),
+        crosses=True,
+        ragged=True,
+        lift=LIFT,
+        take=take,
+        registers=of_x.registers + PIECES,
+    )
+    run = stream(reader, of_x.place, warps, depth, tiles, columns, cluster=cluster, kept=kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

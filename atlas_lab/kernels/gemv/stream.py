@@ -8,8 +8,9 @@ all the synchronisation there is until the warps' sums meet.
 from typing import Any, NamedTuple
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.cluster import block, cluster_of
+from atlas_lab.kernels.gemv.cluster import CLUSTERS, block, cluster_of
 from atlas_lab.kernels.gemv.columns import TILE, finish
+from atlas_lab.kernels.gemv.kept import keeping
 from atlas_lab.kernels.lang import cuda
 
 
@@ -24,6 +25,9 @@ class Reader(NamedTuple):
     `early(x, rows, k, unit, kind)`, if any, is what `ready` is: of x, loaded before the warp waits for its weights;
     `lift`, then `alpha(args, which)`, are what the sums are multiplied by. `crosses` says that lanes read what others
     copied, `ragged` that `use` heeds `live`; where it does not, all tiles are.
+
+    Where warps keep x in registers, `take(x, rows, k, unit, kind)` is what of it a unit multiplies, `registers` for
+    each 8 rows of x: `use` is handed that as its x, and nothing as `source` and `ready`.
     """
 
     span: int
@@ -37,6 +41,8 @@ class Reader(NamedTuple):
     ragged: bool = False
     lift: float = 1.0
     early: Any = None
+    take: Any = None
+    registers: int = 0
 
 
 @L.device
@@ -100,9 +106,19 @@ def stream(
     dependent: bool = False,
     clamp: bool = False,
     cluster: int = 1,
+    kept: int = 0,
 ):
     """A device function `(args, x, y, m, n, k, first, second, kind, full)`: all that the kernel does. `warps` are
-    those of all blocks of a cluster."""
+    those of all blocks of a cluster; if `kept` is not 0, each keeps x of so many units in registers. Raises ValueError
+    where that is asked of anything but a plain product of one tile, or of fewer warps a block than `columns`."""
+    if kept:
+        asked = {"joined": joined, "pair": pair, "dependent": dependent, "clamp": clamp}
+        shared = cluster in CLUSTERS and warps % cluster == 0 and warps >= columns * cluster
+        if any(asked.values()) or tiles > 1 or not shared:
+            more = " ".join(name for name, value in asked.items() if value) or "plain"
+            found = f"a {more} product, {tiles} tiles, {warps} warps over {cluster} blocks"
+            raise ValueError(f"kept: found {found}, expected a plain one, 1 tile, {columns} or more warps a block")
+        return keeping(reader, place, warps, depth, columns, kept, cluster)
     span, size = reader.span, reader.size * tiles
     locate, copy, use = reader.locate, reader.copy, reader.use
     alpha, lift = reader.alpha, reader.lift
