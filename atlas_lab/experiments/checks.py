@@ -79,8 +79,8 @@ def checks_of(
     *,
     everywhere: bool = True,
 ) -> tuple[Check, ...]:
-    """The checks of an arm: always the same for the same arguments. Unless `everywhere`, optional kernels are compiled
-    for the target's architecture alone."""
+    """The checks of an arm: always the same for the same arguments. Unless `everywhere`, kernels are compiled for the
+    target's architecture, and for others one of each family."""
     target = target_for(arm, target)
     drawn = cases(arm, known, target, budget)
     out = [Check("cases", arm.name), *(Check("parity", arm.name, c) for c in drawn), Check("refusal", arm.name)]
@@ -129,12 +129,15 @@ def _refusal(check: Check, arm: Arm, base: Context) -> ParityResult:
 
 def compiled_in(check: Check, arm: Arm) -> tuple[Kernel, ...]:
     """The kernels that a check compiles."""
-    out = []
+    out, families = [], set()
     for kernel in kernels_of(arm):
         able = architectures(kernel.needs)
-        elsewhere = check.home in able and check.arch != check.home and kernel not in arm.kernels
-        if check.arch in able and not elsewhere:
+        if check.arch not in able:
+            continue
+        abroad = check.home in able and check.arch != check.home
+        if not abroad or kernel.spec.family not in families:
             out.append(kernel)
+        families.add(kernel.spec.family)
     return tuple(out)
 
 

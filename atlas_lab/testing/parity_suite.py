@@ -21,7 +21,7 @@ from atlas_lab.testing.options import device_of
 @dataclass(frozen=True)
 class Wanted:
     """Which arms: patterns (none: those of the plugins, or without any the built-in ones), plugins, and the folder that
-    `./file.py` is relative to. Unless `everywhere`, their optional kernels are compiled for one architecture alone."""
+    `./file.py` is relative to. `everywhere` as in `checks_of`."""
 
     patterns: tuple[str, ...]
     plugins: tuple[str, ...]

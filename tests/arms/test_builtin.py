@@ -1,5 +1,5 @@
-"""Every built-in arm, found as anyone's: a new one is covered by existing. Optional kernels are compiled for the first
-target's architecture, for the others too with `--full`."""
+"""Every built-in arm, found as anyone's: a new one is covered by existing. Kernels are compiled for the first target's
+architecture, and one of each family for the others: all of them with `--full`."""
 
 from pathlib import Path
 

@@ -47,7 +47,7 @@ def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
     assert len(ks) >= {64: 4, 128: 3 + long, 256: 3}.get(min(ks), 5)
     assert max(ks) > 1024
     assert {c.values for c in drawn} == {"heavy", "plain", "huge", "tiny"}
-    unreached = [c for c in drawn if c.why == "a kernel that no other case launches"]
+    unreached = [c for c in drawn if c.why in ("a kernel that no other case launches", "a setting of this K")]
     assert len(unreached) < len(kernels_of(arm))
     assert 5 <= len(drawn) - len(unreached) <= (14 if arm.source else 4 * len(FORMATS)), "few, telling cases"
 
@@ -112,10 +112,10 @@ def compiled(arm: Arm, target: Target, *, everywhere: bool) -> list[tuple[Kernel
     return [(k, c.arch) for c in checks for k in compiled_in(c, arm)]
 
 
-def test_optional_kernels_are_compiled_for_every_architecture_or_for_the_target_s() -> None:
+def test_kernels_are_compiled_for_every_architecture_or_for_the_target_s_and_one_of_each_family_elsewhere() -> None:
     arm = ARMS["nvfp4_mma_repacked"]
     pairs = [(k, a) for k in kernels_of(arm) for a in architectures(k.needs)]
-    here = [(k, a) for k, a in pairs if k in arm.kernels or a == H200.arch]
+    here = [(k, a) for k, a in pairs if k == arm.kernels[0] or a == H200.arch]
     assert sorted(compiled(arm, H200, everywhere=True), key=str) == sorted(pairs, key=str)
     assert sorted(compiled(arm, H200, everywhere=False), key=str) == sorted(here, key=str)
     assert {k for k, _ in here} == set(kernels_of(arm))
