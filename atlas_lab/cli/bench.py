@@ -11,7 +11,7 @@ import typer
 
 from atlas_lab.cli.common import DONE, INTERRUPTED, SAYS_NO, Common, app, verb
 from atlas_lab.cli.progress import progress
-from atlas_lab.experiments import performance, results
+from atlas_lab.experiments import performance, results, rows_plot, suite_rows
 from atlas_lab.experiments.bench import ROUNDS, run_bench, says_no
 from atlas_lab.experiments.bench_results import BenchResult, read_bench
 from atlas_lab.experiments.errors import ConfigError
@@ -45,10 +45,7 @@ def bench(
     a case fails parity or a bound.
     """
     if render is not None:
-        results.writable(to, "--to")
-        results.write(to, performance.render(read_bench(render), render))
-        common.console.print(f"written: {to}", markup=False)
-        return DONE
+        return _render(common, render, to)
     cases = suite_named(suite, only)
     registry = common.registry(common.load())
     known = {e.arm.name for e in registry.entries}
@@ -81,6 +78,19 @@ def bench(
     if result.cells:
         _give(common, suite, result, part=bool(only))
     return status or (SAYS_NO if says_no(result) else DONE)
+
+
+def _render(common: Common, source: Path, to: Path) -> int:
+    """The page of a result, and beside it the plot of those that have one."""
+    results.writable(to, "--to")
+    result, made = read_bench(source), {}
+    if result.suite == suite_rows.SUITE:
+        made[to.with_suffix(".svg")] = rows_plot.plot(result)
+    made[to] = performance.render(result, source, next((p.name for p in made), ""))
+    for path, text in made.items():
+        results.write(path, text)
+        common.console.print(f"written: {path}", markup=False)
+    return DONE
 
 
 def _give(common: Common, suite: str, result: BenchResult, part: bool) -> None:

@@ -14,7 +14,7 @@ from atlas_lab.experiments import bench_load, bench_peer
 from atlas_lab.experiments.ab import Notify, machine, silent, tool
 from atlas_lab.experiments.bench_case import BenchCase, Case, FfnCase
 from atlas_lab.experiments.bench_ffn import Blocks
-from atlas_lab.experiments.bench_projection import Measuring, Projections, of_one_row, of_peers
+from atlas_lab.experiments.bench_projection import Measuring, Projections, of_more_rows, of_one_row, of_peers
 from atlas_lab.experiments.bench_results import BenchCell, BenchResult
 from atlas_lab.experiments.errors import ConfigError, sentence
 from atlas_lab.experiments.settings import Said
@@ -107,7 +107,7 @@ def measure(cases: Sequence[Case], with_: Measuring, device: Device, result: Ben
         done += len(group.cells)
     for case, cell in zip(cases, result.cells, strict=True):
         if isinstance(case, BenchCase):
-            cell.must += of_one_row(case, cell, result.cells) + of_peers(case, cell, result.cells)
+            cell.must += [must for of in (of_one_row, of_peers, of_more_rows) for must in of(case, cell, result.cells)]
 
 
 def _failed(cells: Sequence[BenchCell], e: Exception) -> None:

@@ -28,7 +28,8 @@ class BenchCase:
     """`arm` on a weight `[n, k]` stored in `format`, for `m` rows. `peer` is what one would use instead; `of_peer` and
     `of_floor` are the least speeds relative to the peer and to reading the same bytes, `of_one_row` the least relative
     to the same arm and weight at M=1, or to 1.4 floors where those take longer, `of_peers` the least geometric mean of
-    speeds relative to the peer over all shapes of the suite (0: none). `used` says which
+    speeds relative to the peer over all shapes of the suite, `of_more_rows` the least relative to the same format and
+    shape with more rows, in time (0: none). `used` says which
     projections of which models have this shape. `again`: the suite has the same case beside another peer, and this one
     is named by its own."""
 
@@ -42,6 +43,7 @@ class BenchCase:
     of_floor: float = 0.0
     of_one_row: float = 0.0
     of_peers: float = 0.0
+    of_more_rows: float = 0.0
     used: tuple[str, ...] = ()
     again: bool = False
 

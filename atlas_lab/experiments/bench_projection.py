@@ -221,3 +221,16 @@ def of_peers(case: BenchCase, cell: BenchCell, cells: Sequence[BenchCell]) -> li
     speed = float(np.exp(np.mean([np.log(p.ours.speed) for p in peers])))
     met = speed >= case.of_peers and not any(p.wrong for p in peers)
     return [Must(name="of_peers", limit=case.of_peers, found=speed, passed=met)]
+
+
+def of_more_rows(case: BenchCase, cell: BenchCell, cells: Sequence[BenchCell]) -> list[Must]:
+    """What the case must reach of the speed of more rows of the same weight: the least of their times over its own;
+    nothing is said of the most rows."""
+    if not case.of_more_rows or cell.ours is None:
+        return []
+    same = (cell.format, cell.n, cell.k)
+    more = [c.ours.median_us for c in cells if c.ours and (c.format, c.n, c.k) == same and c.m > cell.m]
+    if not more:
+        return []
+    speed = min(more) / cell.ours.median_us
+    return [Must(name="of_more_rows", limit=case.of_more_rows, found=speed, passed=speed >= case.of_more_rows)]

@@ -23,7 +23,11 @@ CHECKED = (
     "The error is that of a peer's whole output against the float64 product of what it multiplied: the weights it "
     "read, and x as it quantized it where it does, in time that is not counted."
 )
-TITLES = {"decode": "Decode: 1 to 16 rows", "prefill": "Prefill: 17 rows and more"}
+TITLES = {
+    "decode": "Decode: 1 to 16 rows",
+    "prefill": "Prefill: 17 rows and more",
+    "rows": "Time against rows",
+}
 LOAD_HEAD = ("case", "load, ms", "copies, ms", "rate of the copies' [95 %]")
 HEAD = (
     *("case", "N", "K", "M", "ours, us", "read, us", "floor, us", "share of floor"),
@@ -31,8 +35,8 @@ HEAD = (
 )
 
 
-def render(result: BenchResult, source: Path) -> str:
-    """The page as Markdown."""
+def render(result: BenchResult, source: Path, plot: str = "") -> str:
+    """The page as Markdown, with the picture of that name, if any."""
     d = result.device
     lines = [
         f"# {TITLES.get(result.suite, 'Performance')}",
@@ -49,6 +53,8 @@ def render(result: BenchResult, source: Path) -> str:
         LOADING if result.suite == "load" else RUNNING,
         "",
     ]
+    if plot:
+        lines += [f"![Time against rows]({plot})", ""]
     head, row = (LOAD_HEAD, _load_row) if result.suite == "load" else (HEAD, _row)
     lines += _table(head, [row(c) for c in result.cells])
     lines += ["", "## What must hold", "", *_musts(result)]
@@ -152,6 +158,7 @@ def _musts(result: BenchResult) -> list[str]:
         "of_peers": "of its peer's speed in the geometric mean over the shapes",
         "of_floor": "of the read kernel's rate over the same bytes",
         "of_one_row": f"of the speed of one row, or of {FLOORS:g} floors where those take longer",
+        "of_more_rows": "of the speed of more rows, in time",
         "of_copy": "of the rate of copies from page-locked memory",
     }
     out = []

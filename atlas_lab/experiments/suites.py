@@ -10,6 +10,7 @@ from atlas_lab.experiments.bench_case import BenchCase, Case
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.suite_decode import decode
 from atlas_lab.experiments.suite_prefill import prefill
+from atlas_lab.experiments.suite_rows import rows
 
 # The FFN of a 27B model: gate and up are [17408, 5120], down is [5120, 17408].
 WIDE, TALL = (17408, 5120), (5120, 17408)
@@ -31,6 +32,7 @@ SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {
     "foundation": _foundation,
     "decode": decode,
     "prefill": prefill,
+    "rows": rows,
     "load": tuple,
 }
 

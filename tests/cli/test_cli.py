@@ -366,6 +366,18 @@ def test_bench(run: Run):
     assert run("bench", "--only", "x")[2].startswith("atlas-lab: --only x: found no case, expected a pattern of the 18")
 
 
+def test_bench_writes_a_plot_beside_the_page_of_rows(run: Run):
+    from atlas_lab.experiments.bench_results import BenchCell, BenchResult, measured
+    from atlas_lab.experiments.results import dumps
+
+    cell = BenchCell(name="a", arm="a", format="bf16", n=1, k=1, m=16, status="passed", ours=measured([9.0] * 8, 0))
+    Path("rows.json").write_text(dumps(BenchResult(suite="rows", cells=[cell])))
+    status, out, _ = run("bench", "--render", "rows.json", "--to", "rows.md")
+    assert (status, out) == (0, "written: rows.svg\nwritten: rows.md\n")
+    assert "![Time against rows](rows.svg)" in Path("rows.md").read_text()
+    assert "</svg>" in Path("rows.svg").read_text()
+
+
 def test_bench_of_a_part_of_a_suite(run: Run, monkeypatch: pytest.MonkeyPatch):
     from atlas_lab.cli import bench
     from atlas_lab.experiments.bench_results import BenchCell

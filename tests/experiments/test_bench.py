@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from atlas_lab.experiments import bench, bench_results, performance
+from atlas_lab.experiments import bench, bench_results, performance, rows_plot
 from atlas_lab.experiments import bench_projection as projection
 from atlas_lab.experiments.bench_case import BenchCase
 from atlas_lab.experiments.bench_results import BenchCell, BenchResult, PeerResult, read_bench
@@ -75,6 +76,18 @@ def test_shapes_are_held_to_their_mean(cell: BenchCell):
     assert not projection.of_peers(replace(case, of_peers=0.7), cell, [cell, half])[0].passed
     half.peer.wrong = "found another product"
     assert not projection.of_peers(case, cell, [cell, half])[0].passed
+
+
+def test_more_rows_are_no_faster(cell: BenchCell):
+    """10 us here and 9.4 for more rows are 0.94 of their speed; fewer rows and other formats do not count."""
+    case = replace(CASE, of_more_rows=0.95)
+    wide, fewer, other = (cell.model_copy(deep=True, update=u) for u in ({"m": 8}, {"m": 0}, {"m": 9, "format": "fp8"}))
+    assert projection.of_more_rows(case, cell, [cell, fewer, other]) == []
+    for c in (wide, fewer, other):
+        c.ours = bench_results.measured([9.4 if c is wide else 1.0] * 8, 0)
+    (must,) = projection.of_more_rows(case, cell, [cell, wide, fewer, other])
+    assert (must.name, must.limit, round(must.found, 3), must.passed) == ("of_more_rows", 0.95, 0.94, False)
+    assert projection.of_more_rows(replace(case, of_more_rows=0.9), cell, [cell, wide])[0].passed
 
 
 def test_arithmetic_bounds_the_floor_of_large_products(registry):
@@ -181,6 +194,32 @@ def test_the_page_in_docs_is_its_jsons(source: str, page: str):
     file = root / f"benchmarks/{source}.json"
     rendered = performance.render(read_bench(file), file.relative_to(root))
     assert (root / f"docs/{page}.md").read_text(encoding="utf-8") == rendered
+
+
+def test_the_plot_of_time_against_rows(cell: BenchCell, monkeypatch):
+    """A curve of each arm, peer and floor, in a file that is the same each time, beside the page that shows it."""
+    more = cell.model_copy(deep=True, update={"m": 64, "arm": "bf16_wgmma"})
+    other = cell.model_copy(deep=True, update={"m": 17, "format": "fp8", "arm": "fp8_wgmma_w8a8", "peer": None})
+    result = BenchResult(suite="rows", status="complete", cells=[more, cell, other])
+    svg = rows_plot.plot(result)
+    assert svg == rows_plot.plot(result)
+    curves = [
+        (c.arm, c.format, name)
+        for c in (cell, other)
+        for name, *_ in rows_plot._curves([c, more] if c is cell else [c])
+    ]
+    assert [name for *_, name in curves] == [
+        *("bf16_gemv and bf16_wgmma", "torch.mv", "floor"),
+        *("fp8_wgmma_w8a8", "floor"),
+    ]
+    assert svg.count('<g id="axes_') == 2
+    page = performance.render(result, Path("benchmarks/rows.json"), "rows.svg")
+    assert "\n![Time against rows](rows.svg)\n" in page
+    with pytest.raises(ConfigError, match=r"found no case that was timed"):
+        rows_plot.plot(BenchResult(suite="rows"))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"needs matplotlib, which is not installed: atlas-lab\[plot\]"):
+        rows_plot.plot(result)
 
 
 def test_bad_files(tmp_path: Path):

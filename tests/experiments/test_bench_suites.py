@@ -101,6 +101,17 @@ def test_what_prefill_must_reach():
     assert min(c.m for c in cases) == 17
 
 
+def test_rows_go_from_decode_to_long_prompts():
+    """One line a format, each row count once, none 5 % slower than a larger one."""
+    cases = [c for c in suites.suite("rows") if isinstance(c, BenchCase)]
+    assert {(c.n, c.k, c.of_more_rows) for c in cases} == {(17408, 5120, 0.95)}
+    for format in ("bf16", "fp8", "nvfp4"):
+        ms = [c.m for c in cases if c.format == format]
+        assert ms == sorted(set(ms))
+        assert (ms[0], ms[-1], len(ms)) == (16, 16384, 23)
+        assert [c.m for c in cases if c.format == format and "wgmma" in c.arm] == ms[1:]
+
+
 def test_the_block_of_decode():
     """Every place of the gated product, dependent and not at M=1, not above; one bound, on the best form."""
     cases = decode_of(FfnCase)
@@ -131,7 +142,7 @@ def test_decode_covers_every_shape_of_the_models():
 def test_a_part_of_a_suite():
     names = [c.name for c in suites.suite("decode", "nvfp4_mma* N=17408 K=5120 M=1")]
     assert names == ["nvfp4_mma_repacked N=17408 K=5120 M=1", "nvfp4_mma N=17408 K=5120 M=1"]
-    known = "expected one of foundation, decode, prefill, load, did you mean 'foundation'?"
+    known = "expected one of foundation, decode, prefill, rows, load, did you mean 'foundation'?"
     such = "of the 18 of foundation, such as 'bf16_gemv N=17408 K=5120 M=1'"
     for suite, only, said in (
         ("fundation", "", f"--suite fundation: found no such suite, {known}"),
