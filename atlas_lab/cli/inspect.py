@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from atlas_lab.cli.common import DONE, Common, app, verb
+from atlas_lab.core.arm import Arm
 from atlas_lab.core.registry import Registry
+from atlas_lab.core.route import RouteError
 from atlas_lab.core.target import Target
-from atlas_lab.experiments import settings
+from atlas_lab.experiments import results, settings
+from atlas_lab.experiments.ab import tool
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.inspection import ROWS, Run, instructions, launches, occupancy, target_of
 from atlas_lab.experiments.report import row, table
@@ -23,38 +28,64 @@ SHOWN = 14
 @verb(app, "inspect")
 def inspect(
     common: Common,
-    arm: Annotated[str, typer.Argument(help="An arm's name.")],
+    arms: Annotated[list[str], typer.Argument(metavar="ARM...", help="Names or patterns.")],
     arch: Annotated[list[str] | None, typer.Option(help="sm_90a ...; without it, all that the kernels allow.")] = None,
     n: Annotated[int, typer.Option("-n", help="Rows of the weight.", min=1)] = 17408,
     k: Annotated[int, typer.Option("-k", help="Columns of the weight.", min=1)] = 5120,
     m: Annotated[list[int] | None, typer.Option("-m", help="Token rows; may be repeated.", min=1)] = None,
     show_ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX that is assembled.")] = False,
     show_sass: Annotated[bool, typer.Option("--sass", help="Print the machine code.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write the table as a Markdown page, too.")] = None,
 ) -> int:
-    """Compile the kernels an arm launches at a shape: registers, spills, shared memory, occupancy, instructions."""
+    """Compile the kernels that arms launch at a shape: registers, spills, shared memory, occupancy, instructions.
+
+    Of several arms, those that do not run there are told apart by a sentence each.
+    """
     loaded = common.load()
     registry = common.registry(loaded)
-    settings.known_arm(registry, arm)
+    chosen = settings.chosen_arms(registry, arms)
     missing = compiler_missing()
     if missing:
-        raise ConfigError(f"inspect {arm}: {missing}")
-    found = _rows(registry, arm, arch, n, k, tuple(m) if m else ROWS)
+        raise ConfigError(f"inspect {' '.join(arms)}: {missing}")
+    if page is not None:
+        results.writable(page, "--page")
+    found, refused = _of_all(registry, chosen, arch, n, k, tuple(m) if m else ROWS)
     if show_ptx or show_sass:
-        for _, a, x, _ in found:
+        for _, _, a, x, _ in found:
             show = ptx if show_ptx else sass
             common.console.print(_text(show, x, a), markup=False, soft_wrap=True)
     else:
         _print(common, found)
-    answer = {"schema": "atlas-lab.inspect/1", "arm": arm, "n": n, "k": k, "kernels": [_plain(*f) for f in found]}
-    common.give(json.dumps(answer, indent=1) + "\n")
+    for sentence in refused:
+        common.console.print(sentence, markup=False)
+    if page is not None:
+        results.write(page, _page([_plain(*f) for f in found], refused, n, k, arms))
+        common.console.print(f"written: {page}", markup=False)
+    answer = {"schema": "atlas-lab.inspect/2", "n": n, "k": k, "kernels": [_plain(*f) for f in found]}
+    common.give(json.dumps({**answer, "refused": refused}, indent=1) + "\n")
     return DONE
 
 
-Found = tuple[Target, str, Run, dict[str, int] | str]
+Found = tuple[Arm, Target, str, Run, dict[str, int] | str]
 
 
-def _rows(registry: Registry, name: str, archs: list[str] | None, n: int, k: int, ms: tuple[int, ...]) -> list[Found]:
-    arm = registry.arm(name)
+def _of_all(
+    registry: Registry, arms: Sequence[Arm], archs: list[str] | None, n: int, k: int, ms: tuple[int, ...]
+) -> tuple[list[Found], list[str]]:
+    """What was found of the arms, and a sentence for each that does not run there; of one alone it is raised."""
+    out: list[Found] = []
+    refused: list[str] = []
+    for arm in arms:
+        try:
+            out += _rows(registry, arm, archs, n, k, ms)
+        except (ConfigError, RouteError) as e:
+            if len(arms) == 1:
+                raise
+            refused.append(f"{arm.name}: {e}")
+    return out, refused
+
+
+def _rows(registry: Registry, arm: Arm, archs: list[str] | None, n: int, k: int, ms: tuple[int, ...]) -> list[Found]:
     out: list[Found] = []
     needs = [kernel.needs for kernel in arm.kernels]
     allowed = [a for a in architectures(needs[0]) if all(a in architectures(need) for need in needs)]
@@ -71,7 +102,7 @@ def _rows(registry: Registry, name: str, archs: list[str] | None, n: int, k: int
                 if "nvdisasm" not in str(e):
                     raise ConfigError(str(e)) from None
                 counts = str(e)
-            out.append((target, a, x, counts))
+            out.append((arm, target, a, x, counts))
     return out
 
 
@@ -84,7 +115,7 @@ def _text(show: Any, x: Run, arch: str) -> str:
 
 def _print(common: Common, found: list[Found]) -> None:
     t = table("kernel", "arch", "M", ">threads", ">regs", ">spills", ">shared", ">warnings", "an SM holds")
-    for target, a, x, _ in found:
+    for _, target, a, x, _ in found:
         made = compile_kernel(x.launch.kernel, a)
         held = occupancy(made, x.launch.threads, x.launch.shared, target)
         shared = made.shared + x.launch.shared
@@ -95,10 +126,10 @@ def _print(common: Common, found: list[Found]) -> None:
             *(x.launch.kernel.spec, a, ms, x.launch.threads, made.registers, spills, shared, len(made.warnings), held),
         )
     common.console.print(t)
-    for _, a, x, _ in found:
+    for _, _, a, x, _ in found:
         for problem in check_kernel(x.launch.kernel, a):
             common.console.print(problem, markup=False)
-    for _, a, x, counts in found:
+    for _, _, a, x, counts in found:
         if isinstance(counts, str):
             common.console.print(f"instructions not counted: {counts}", markup=False)
             break
@@ -107,10 +138,11 @@ def _print(common: Common, found: list[Found]) -> None:
         common.console.print(f"{x.launch.kernel.spec} {a}: {total} instructions: {most}", markup=False)
 
 
-def _plain(target: Target, arch: str, x: Run, counts: dict[str, int] | str) -> dict[str, Any]:
+def _plain(arm: Arm, target: Target, arch: str, x: Run, counts: dict[str, int] | str) -> dict[str, Any]:
     made = compile_kernel(x.launch.kernel, arch)
     held = occupancy(made, x.launch.threads, x.launch.shared, target)
     return {
+        "arm": arm.name,
         "kernel": x.launch.kernel.entry,
         "arch": arch,
         "m": list(x.rows),
@@ -127,3 +159,33 @@ def _plain(target: Target, arch: str, x: Run, counts: dict[str, int] | str) -> d
         "instructions": counts if isinstance(counts, dict) else None,
         "reasons": {} if isinstance(counts, dict) else {"instructions": counts},
     }
+
+
+HEAD = ("arm", "M", "kernel", "threads", "registers", "spills", "shared memory", "warnings", "blocks an SM holds")
+
+
+def _page(kernels: Sequence[dict[str, Any]], refused: Sequence[str], n: int, k: int, arms: Sequence[str]) -> str:
+    """The table as Markdown, one architecture after another."""
+    command = " ".join(["atlas-lab inspect", *(f"'{a}'" for a in arms), f"-n {n} -k {k}"])
+    lines = [
+        "# Kernels: registers and occupancy",
+        "",
+        f"<!-- written by `{command} --page`; do not edit -->",
+        "",
+        f"What arms launch for a weight of {n} x {k} at these M, shared memory in bytes; "
+        + ", ".join(f"{name} {version}" for name, version in tool().items() if name != "name")
+        + ".",
+    ]
+    for arch in dict.fromkeys(f["arch"] for f in kernels):
+        mine = [f for f in kernels if f["arch"] == arch]
+        lines += ["", f"## {arch}", "", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
+        for f in mine:
+            held, shared = f["occupancy"], f["shared_static"] + f["shared_dynamic"]
+            row = (
+                *(f["arm"], " ".join(map(str, f["m"])), f"`{f['kernel']}`", f["threads"], f["registers"]),
+                *(f["spill_stores"] + f["spill_loads"], shared, len(f["warnings"])),
+                f"{held['blocks']} ({held['limit']})",
+            )
+            lines.append("| " + " | ".join(map(str, row)) + " |")
+    lines += ["", "## Not there", "", *(f"- {sentence}" for sentence in refused)] if refused else []
+    return "\n".join(lines) + "\n"

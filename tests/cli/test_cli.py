@@ -344,6 +344,16 @@ def test_inspect(run: Run):
     )
     assert run("inspect", "toy", "-k", "12")[0] == 2
     assert run("inspect", "toy_one", "-m", "4")[2] == "atlas-lab: inspect toy_one: found M 4, expected 1\n"
+    status, out, err = run("inspect", "toy", "toy_one", "--arch", "sm_90a", "-m", "4", "--page", "k.md")
+    assert (status, err) == (0, "")
+    said = "toy_one: inspect toy_one: found M 4, expected 1"
+    assert out.endswith(f"{said}\nwritten: k.md\n")
+    lines = Path("k.md").read_text().splitlines()
+    assert lines[2] == "<!-- written by `atlas-lab inspect 'toy' 'toy_one' -n 17408 -k 5120 --page`; do not edit -->"
+    (row,) = [line for line in lines if line.startswith("| toy ")]
+    assert f"| 4 | `{kernel['kernel']}` | {kernel['threads']} | {kernel['registers']} | 0 |" in row
+    assert row.endswith("| 0 | 32 (blocks) |")
+    assert lines[-1] == f"- {said}"
 
 
 def test_bench(run: Run):
