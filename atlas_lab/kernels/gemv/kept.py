@@ -20,12 +20,12 @@ from atlas_lab.kernels.lang import cuda
 TURNS, LATER = 4, 2  # the former a power of two
 
 
-def keeping(reader: Any, place: Any, warps: int, depth: int, columns: int, kept: int, blocks: int):
+def keeping(reader: Any, warps: int, depth: int, columns: int, kept: int, blocks: int):
     """A device function as `stream` returns, of one projection, for K of exactly `warps` times `kept` units; `warps`
     are those of all `blocks` of a cluster. Blocks or clusters take row tiles in turn; `depth` units of a warp are in
     flight."""
     size, beginning, own = reader.size, max(depth, kept), warps // blocks
-    locate, copy, use, take = reader.locate, reader.copy, reader.use, reader.take
+    locate, copy, use, take, rows_of = reader.locate, reader.copy, reader.use, reader.take, reader.place
     crosses, x_of = reader.crosses, part_of(reader.registers * columns)
     store = fragment_stored(reader.alpha, reader.lift)
     mail = own * columns * FRAGMENT  # of a place: what comes from the block before
@@ -125,7 +125,7 @@ def keeping(reader: Any, place: Any, warps: int, depth: int, columns: int, kept:
         row = L.i32(cuda.blockIdx.x // blocks * TILE)
         step = L.i32(cuda.gridDim.x // blocks * TILE)
         ring = L.offset(L.dynamic_shared(L.u8, 0), TURNS * room + L.warp_id() * depth * size)
-        rows, mine = place(m, k), ()
+        rows, mine = rows_of(m, k), ()
         for d in L.unroll(beginning):
             if d < depth:
                 start(ring, d * size, d % kept, args, L.i32(row + d // kept * step), n, k)

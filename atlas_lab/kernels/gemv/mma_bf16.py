@@ -1,5 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, BF16 weights as stored."""
 
+import functools
+
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemv.columns import of_unit, product, rows_at, rows_of_tile
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
@@ -8,24 +10,10 @@ SPAN, UNIT = 64, 2048  # K and bytes of a unit of 16 rows
 RUN = 8  # K of a lane in a load
 
 
-@L.family
-def mma_bf16(
-    warps: int = 8,
-    depth: int = 4,
-    tiles: int = 1,
-    columns: int = 1,
-    blocks: int = 3,
-    whole: bool = True,
-    joined: bool = False,
-    pair: bool = False,
-    clamp: bool = False,
-    cluster: int = 1,
-    kept: int = 0,
-):
-    """W BF16 `[n_i, k]` of up to three projections, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns,
-    k a multiple of 8, of 64 if `whole`. `first`, `second`, `pair`, `clamp`, `cluster` and `kept` as in
-    `mma_nvfp4_lanes`."""
-    of_x = of_unit(columns, RUN, SPAN, kept=kept > 0, whole=whole)
+@functools.cache
+def reader_of(tiles: int, columns: int, whole: bool, kept: bool) -> Reader:
+    """How they are read and multiplied: the same device functions for all kernels of these parameters."""
+    of_x = of_unit(columns, RUN, SPAN, kept=kept, whole=whole)
     part_of_x = of_x.part
     add = product(columns, tiles, RUN)
 
@@ -57,8 +45,30 @@ def mma_bf16(
                     sums = add(sums, t, (a[2 * j], b[2 * j], a[2 * j + 1], b[2 * j + 1]), v, j)
         return sums
 
-    reader = Reader(SPAN, UNIT, 2, locate, copy, use, no_alpha, take=of_x.take, registers=of_x.registers)
-    run = stream(reader, of_x.place, warps, depth, tiles, columns, joined, pair, False, clamp, cluster, kept)
+    return Reader(
+        SPAN, UNIT, 2, locate, copy, use, no_alpha, take=of_x.take, registers=of_x.registers, place=of_x.place
+    )
+
+
+@L.family
+def mma_bf16(
+    warps: int = 8,
+    depth: int = 4,
+    tiles: int = 1,
+    columns: int = 1,
+    blocks: int = 3,
+    whole: bool = True,
+    joined: bool = False,
+    pair: bool = False,
+    clamp: bool = False,
+    cluster: int = 1,
+    kept: int = 0,
+):
+    """W BF16 `[n_i, k]` of up to three projections, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns,
+    k a multiple of 8, of 64 if `whole`. `first`, `second`, `pair`, `clamp`, `cluster` and `kept` as in
+    `mma_nvfp4_lanes`."""
+    reader = reader_of(tiles, columns, whole, kept > 0)
+    run = stream(reader, warps, depth, tiles, columns, joined, pair, False, clamp, cluster, kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

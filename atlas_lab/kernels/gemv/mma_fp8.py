@@ -1,5 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, FP8 E4M3 weights as stored."""
 
+import functools
+
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.tile import axpy
 from atlas_lab.kernels.gemv.columns import activations, first_product, part_of, product, rows_of_tile, scaled_rows
@@ -9,29 +11,9 @@ SPAN, UNIT = 128, 2048  # K, that of a block scale, and bytes of a unit of 16 ro
 RUN = 16  # K of a lane in a load
 
 
-@L.family
-def mma_fp8(
-    warps: int = 8,
-    depth: int = 4,
-    tiles: int = 1,
-    columns: int = 1,
-    blocks: int = 3,
-    whole: bool = True,
-    scale: L.Scalar = L.f32,
-    by_row: bool = False,
-    joined: bool = False,
-    pair: bool = False,
-    clamp: bool = False,
-    cluster: int = 1,
-):
-    """W E4M3 `[n_i, k]` of up to three projections with their scales, F32 or BF16; x BF16 `[m, k]`, y BF16
-    `[m, n]`; m at most 8·columns, k a multiple of 16, of 128 if `whole`.
-
-    Scale `r·down + (c >> 7)·across` belongs to column c of the 128 rows number r: `down` and `across` are ceil(k/128)
-    and 1 for one scale a block of 128x128, 0 and 0 for one of the whole tensor; `by_row` reads one a row instead.
-    `first`, `second` (multiples of 128 under block scales), `pair`, `clamp` and `cluster` as in `mma_nvfp4_lanes`.
-    Weights become BF16 in registers, exactly; sums over 128 of K are scaled and added.
-    """
+@functools.cache
+def reader_of(tiles: int, columns: int, whole: bool, scale: L.Scalar, by_row: bool) -> Reader:
+    """How they are read and multiplied: the same device functions for all kernels of these parameters."""
     wide = columns > 1
     place, fetch = activations(columns, RUN, whole=whole, ordered=wide)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
@@ -117,9 +99,37 @@ def mma_fp8(
                 out = out + scaled_add(mine(sums, t), mine(parts, t), f[t])
         return out
 
+    return Reader(
+        SPAN, UNIT, 4, locate, copy, use, no_alpha, crosses=True, early=first_half if wide else None, place=place
+    )
+
+
+@L.family
+def mma_fp8(
+    warps: int = 8,
+    depth: int = 4,
+    tiles: int = 1,
+    columns: int = 1,
+    blocks: int = 3,
+    whole: bool = True,
+    scale: L.Scalar = L.f32,
+    by_row: bool = False,
+    joined: bool = False,
+    pair: bool = False,
+    clamp: bool = False,
+    cluster: int = 1,
+):
+    """W E4M3 `[n_i, k]` of up to three projections with their scales, F32 or BF16; x BF16 `[m, k]`, y BF16
+    `[m, n]`; m at most 8·columns, k a multiple of 16, of 128 if `whole`.
+
+    Scale `r·down + (c >> 7)·across` belongs to column c of the 128 rows number r: `down` and `across` are ceil(k/128)
+    and 1 for one scale a block of 128x128, 0 and 0 for one of the whole tensor; `by_row` reads one a row instead.
+    `first`, `second` (multiples of 128 under block scales), `pair`, `clamp` and `cluster` as in `mma_nvfp4_lanes`.
+    Weights become BF16 in registers, exactly; sums over 128 of K are scaled and added.
+    """
+    reader = reader_of(tiles, columns, whole, scale, by_row)
     run = stream(
-        Reader(SPAN, UNIT, 4, locate, copy, use, no_alpha, crosses=True, early=first_half if wide else None),
-        place,
+        reader,
         warps,
         depth,
         tiles,

@@ -1,5 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, int8 weights with one scale for 32 of a row."""
 
+import functools
+
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemv.columns import (
     first_product,
@@ -19,20 +21,10 @@ RUN = 8  # K of a lane in a group of 32
 LOW, SIGN, MAGIC = 0x007F007F, 0x00800080, 0x43004300
 
 
-@L.family
-def mma_int8(
-    warps: int = 8,
-    depth: int = 1,
-    tiles: int = 1,
-    columns: int = 1,
-    blocks: int = 3,
-    cluster: int = 1,
-    kept: int = 0,
-):
-    """q I8 `[n, k]` and scales F32 `[n, k/32]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of
-    128; of several weights the first; `cluster` and `kept` as in `mma_nvfp4_lanes`. Weights become BF16 in
-    registers, exactly; sums over 32 of K are scaled and added in FP32."""
-    of_x = of_unit(columns, RUN, SPAN, kept=kept > 0, crossed=True)
+@functools.cache
+def reader_of(tiles: int, columns: int, kept: bool) -> Reader:
+    """How they are read and multiplied: the same device functions for all kernels of these parameters."""
+    of_x = of_unit(columns, RUN, SPAN, kept=kept, crossed=True)
     group_of_x = of_x.part
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine = scaled_rows(columns), part_of(4 * columns)
@@ -84,8 +76,26 @@ def mma_int8(
             sums = out
         return sums
 
-    reader = Reader(SPAN, UNIT, 4, locate, copy, use, no_alpha, take=of_x.take, registers=of_x.registers)
-    run = stream(reader, of_x.place, warps, depth, tiles, columns, cluster=cluster, kept=kept)
+    return Reader(
+        SPAN, UNIT, 4, locate, copy, use, no_alpha, take=of_x.take, registers=of_x.registers, place=of_x.place
+    )
+
+
+@L.family
+def mma_int8(
+    warps: int = 8,
+    depth: int = 1,
+    tiles: int = 1,
+    columns: int = 1,
+    blocks: int = 3,
+    cluster: int = 1,
+    kept: int = 0,
+):
+    """q I8 `[n, k]` and scales F32 `[n, k/32]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of
+    128; of several weights the first; `cluster` and `kept` as in `mma_nvfp4_lanes`. Weights become BF16 in
+    registers, exactly; sums over 32 of K are scaled and added in FP32."""
+    reader = reader_of(tiles, columns, kept > 0)
+    run = stream(reader, warps, depth, tiles, columns, cluster=cluster, kept=kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

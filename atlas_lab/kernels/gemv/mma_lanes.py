@@ -1,5 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, NVFP4 weights repacked into the lanes' own order."""
 
+import functools
+
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemv.columns import of_unit, product, tile_of
 from atlas_lab.kernels.gemv.stream import Reader, one_of, stream
@@ -10,34 +12,10 @@ RUN = 16  # K of a lane in half a unit: one group
 SCALE_BIAS, LIFT = 0x75807580, 256.0
 
 
-@L.family
-def mma_nvfp4_lanes(
-    warps: int = 8,
-    depth: int = 4,
-    tiles: int = 1,
-    columns: int = 1,
-    blocks: int = 3,
-    joined: bool = False,
-    pair: bool = False,
-    gate: bool = False,
-    dependent: bool = False,
-    clamp: bool = False,
-    cluster: int = 1,
-    kept: int = 0,
-):
-    """Weights of up to three projections as `repacked_nvfp4` makes them, U8 `[ceil(n_i/16), k/128, 1152]`, and their
-    F32 tensor scales; x BF16 `[m, k]` (`[m, 2k]` with `gate`), y BF16 `[m, n]`; m at most 8·columns.
-
-    Columns of y before `first` are the first projection's, before `second` the second's, then the third's: multiples
-    of 16·tiles, or n. With `pair` the first two are gate and up, of n rows each, and y is their gated product. `kind`
-    is `gated.kind_of` the activation, with a limit where the kernel has a `clamp`. A code times its block scale is
-    exact in BF16; `divides` says that the tensor scale does (compressed-tensors). A block, or a `cluster` of them that
-    has `warps` together, computes `tiles` times 16 rows of weights; its warps take units of 128 K in turn, `depth` of
-    them in flight. The first `full` blocks or clusters compute that, those after them 16 rows each. `dependent` kernels
-    wait for the launch before them once their first weights are on the way. If `kept`, k is 128·warps·kept, warps keep
-    x in registers, and blocks or clusters compute 16 rows of weights in turn.
-    """
-    of_x = of_unit(columns, RUN, SPAN, kept=kept > 0, gate=gate, ordered=dependent, clamp=clamp)
+@functools.cache
+def reader_of(tiles: int, columns: int, gate: bool, dependent: bool, clamp: bool, kept: bool) -> Reader:
+    """How they are read and multiplied: the same device functions for all kernels of these parameters."""
+    of_x = of_unit(columns, RUN, SPAN, kept=kept, gate=gate, ordered=dependent, clamp=clamp)
     part_of_x = of_x.part
     add = product(columns, tiles, RUN)
 
@@ -84,10 +62,45 @@ def mma_nvfp4_lanes(
         g = L.ldg_f32(one_of(which, args[1], args[3], args[5]), 0)
         return L.div_rn(L.f32(1), g) if args[6] else g
 
-    reader = Reader(
-        *(SPAN, UNIT, 1, locate, copy, use, alpha), ragged=True, lift=LIFT, take=of_x.take, registers=of_x.registers
+    return Reader(
+        *(SPAN, UNIT, 1, locate, copy, use, alpha),
+        ragged=True,
+        lift=LIFT,
+        take=of_x.take,
+        registers=of_x.registers,
+        place=of_x.place,
     )
-    run = stream(reader, of_x.place, warps, depth, tiles, columns, joined, pair, dependent, clamp, cluster, kept)
+
+
+@L.family
+def mma_nvfp4_lanes(
+    warps: int = 8,
+    depth: int = 4,
+    tiles: int = 1,
+    columns: int = 1,
+    blocks: int = 3,
+    joined: bool = False,
+    pair: bool = False,
+    gate: bool = False,
+    dependent: bool = False,
+    clamp: bool = False,
+    cluster: int = 1,
+    kept: int = 0,
+):
+    """Weights of up to three projections as `repacked_nvfp4` makes them, U8 `[ceil(n_i/16), k/128, 1152]`, and their
+    F32 tensor scales; x BF16 `[m, k]` (`[m, 2k]` with `gate`), y BF16 `[m, n]`; m at most 8·columns.
+
+    Columns of y before `first` are the first projection's, before `second` the second's, then the third's: multiples
+    of 16·tiles, or n. With `pair` the first two are gate and up, of n rows each, and y is their gated product. `kind`
+    is `gated.kind_of` the activation, with a limit where the kernel has a `clamp`. A code times its block scale is
+    exact in BF16; `divides` says that the tensor scale does (compressed-tensors). A block, or a `cluster` of them that
+    has `warps` together, computes `tiles` times 16 rows of weights; its warps take units of 128 K in turn, `depth` of
+    them in flight. The first `full` blocks or clusters compute that, those after them 16 rows each. `dependent` kernels
+    wait for the launch before them once their first weights are on the way. If `kept`, k is 128·warps·kept, warps keep
+    x in registers, and blocks or clusters compute 16 rows of weights in turn.
+    """
+    reader = reader_of(tiles, columns, gate, dependent, clamp, kept > 0)
+    run = stream(reader, warps, depth, tiles, columns, joined, pair, dependent, clamp, cluster, kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

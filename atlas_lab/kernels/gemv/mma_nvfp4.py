@@ -1,5 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, NVFP4 weights as checkpoints store them."""
 
+import functools
+
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemv.columns import of_unit, product, rows_at, rows_of_tile
 from atlas_lab.kernels.gemv.stream import Reader, one_of, stream
@@ -8,28 +10,10 @@ SPAN, UNIT = 128, 1280  # K and bytes of a unit of 16 rows: the codes of both ro
 RUN = 32  # K of a lane: a load of 16 bytes, two groups
 
 
-@L.family
-def mma_nvfp4(
-    warps: int = 8,
-    depth: int = 4,
-    tiles: int = 1,
-    columns: int = 1,
-    blocks: int = 3,
-    whole: bool = True,
-    joined: bool = False,
-    pair: bool = False,
-    clamp: bool = False,
-    cluster: int = 1,
-    kept: int = 0,
-):
-    """Codes U8 `[n_i, k/2]`, block scales E4M3 `[n_i, k/16]` and F32 tensor scales of up to three projections; x BF16
-    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of 32, of 128 if `whole`. `first`, `second`, `pair`,
-    `clamp`, `cluster`, `kept` and `divides` as in `mma_nvfp4_lanes`. A code times its block scale is exact in BF16.
-    Raises ValueError for `kept` where k is not `whole` units.
-    """
-    if kept and not whole:
-        raise ValueError(f"kept: found {kept} units of a K that is not whole, expected K whole or kept 0")
-    of_x = of_unit(columns, RUN, SPAN, kept=kept > 0, whole=whole)
+@functools.cache
+def reader_of(tiles: int, columns: int, whole: bool, kept: bool) -> Reader:
+    """How they are read and multiplied: the same device functions for all kernels of these parameters."""
+    of_x = of_unit(columns, RUN, SPAN, kept=kept, whole=whole)
     part_of_x = of_x.part
     add = product(columns, tiles, RUN)
 
@@ -87,8 +71,32 @@ def mma_nvfp4(
         g = L.ldg_f32(one_of(which, args[2], args[5], args[8]), 0)
         return L.div_rn(L.f32(1), g) if args[9] else g
 
-    reader = Reader(SPAN, UNIT, 4, locate, copy, use, alpha, take=of_x.take, registers=of_x.registers)
-    run = stream(reader, of_x.place, warps, depth, tiles, columns, joined, pair, False, clamp, cluster, kept)
+    return Reader(SPAN, UNIT, 4, locate, copy, use, alpha, take=of_x.take, registers=of_x.registers, place=of_x.place)
+
+
+@L.family
+def mma_nvfp4(
+    warps: int = 8,
+    depth: int = 4,
+    tiles: int = 1,
+    columns: int = 1,
+    blocks: int = 3,
+    whole: bool = True,
+    joined: bool = False,
+    pair: bool = False,
+    clamp: bool = False,
+    cluster: int = 1,
+    kept: int = 0,
+):
+    """Codes U8 `[n_i, k/2]`, block scales E4M3 `[n_i, k/16]` and F32 tensor scales of up to three projections; x BF16
+    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of 32, of 128 if `whole`. `first`, `second`, `pair`,
+    `clamp`, `cluster`, `kept` and `divides` as in `mma_nvfp4_lanes`. A code times its block scale is exact in BF16.
+    Raises ValueError for `kept` where k is not `whole` units.
+    """
+    if kept and not whole:
+        raise ValueError(f"kept: found {kept} units of a K that is not whole, expected K whole or kept 0")
+    reader = reader_of(tiles, columns, whole, kept > 0)
+    run = stream(reader, warps, depth, tiles, columns, joined, pair, False, clamp, cluster, kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

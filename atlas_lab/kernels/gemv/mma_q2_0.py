@@ -1,5 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, Q2_0 codes repacked into the lanes' own order."""
 
+import functools
+
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemv.columns import first_product, of_unit, opaque, part_of, product, scaled_rows, tile_of
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
@@ -12,21 +14,10 @@ SCALE = (0x3F803F80, 0x3E803E80, 0x3D803D80)
 SHIFT = (0xC301C301, 0xC204C204, 0xC110C110)
 
 
-@L.family
-def mma_q2_0(
-    group: int = 64,
-    warps: int = 8,
-    depth: int = 4,
-    tiles: int = 1,
-    columns: int = 1,
-    blocks: int = 3,
-    cluster: int = 1,
-    kept: int = 0,
-):
-    """Weights as `repacked_q2_0` makes them, U8 `[ceil(n/16), k/128, 576 or 544]` for groups of 64 or 128, x BF16
-    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns; of several weights the first; `cluster` and
-    `kept` as in `mma_nvfp4_lanes`. The sum of (code - 1)·x over a group is scaled in FP32."""
-    of_x = of_unit(columns, RUN, SPAN, kept=kept > 0)
+@functools.cache
+def reader_of(group: int, tiles: int, columns: int, kept: bool) -> Reader:
+    """How they are read and multiplied: the same device functions for all kernels of these parameters."""
+    of_x = of_unit(columns, RUN, SPAN, kept=kept)
     half_of_x = of_x.part
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine = scaled_rows(columns), part_of(4 * columns)
@@ -88,8 +79,27 @@ def mma_q2_0(
             sums = out
         return sums
 
-    reader = Reader(SPAN, held, 1, locate, copy, use, no_alpha, take=of_x.take, registers=of_x.registers)
-    run = stream(reader, of_x.place, warps, depth, tiles, columns, cluster=cluster, kept=kept)
+    return Reader(
+        SPAN, held, 1, locate, copy, use, no_alpha, take=of_x.take, registers=of_x.registers, place=of_x.place
+    )
+
+
+@L.family
+def mma_q2_0(
+    group: int = 64,
+    warps: int = 8,
+    depth: int = 4,
+    tiles: int = 1,
+    columns: int = 1,
+    blocks: int = 3,
+    cluster: int = 1,
+    kept: int = 0,
+):
+    """Weights as `repacked_q2_0` makes them, U8 `[ceil(n/16), k/128, 576 or 544]` for groups of 64 or 128, x BF16
+    `[m, k]`, y BF16 `[m, n]`; m at most 8·columns; of several weights the first; `cluster` and
+    `kept` as in `mma_nvfp4_lanes`. The sum of (code - 1)·x over a group is scaled in FP32."""
+    reader = reader_of(group, tiles, columns, kept > 0)
+    run = stream(reader, warps, depth, tiles, columns, cluster=cluster, kept=kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

@@ -1,5 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, Q4_K blocks as GGUF stores them."""
 
+import functools
+
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemv.columns import activations, first_product, ones, opaque, part_of, product, scaled_rows
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
@@ -13,21 +15,9 @@ MAGIC, EIGHT = 0x43, 0xC308C308  # the upper byte of bf16 128, whose low mantiss
 INTEGER = 8388608.0  # 2^23: a byte below its bits 0x4B000000 is the float 2^23 + byte
 
 
-@L.family
-def mma_q4_k(
-    warps: int = 8,
-    depth: int = 2,
-    tiles: int = 1,
-    columns: int = 1,
-    blocks: int = 3,
-    cluster: int = 1,
-):
-    """Blocks U8 `[n, k/256·144]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns. Of the arguments that kernels
-    of several projections take, only the first weight is read; `cluster` as in `mma_nvfp4_lanes`.
-
-    A weight is d·sc·(q - 8) + (8·d·sc - dmin·m): q - 8 is exact in BF16, so a group of 32 is one product of codes and
-    one sum of x (a product with ones, which the row tiles share), each scaled in FP32.
-    """
+@functools.cache
+def reader_of(tiles: int, columns: int) -> Reader:
+    """How they are read and multiplied: the same device functions for all kernels of these parameters."""
     place, fetch = activations(columns, RUN, ordered=True)
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled = scaled_rows(columns)
@@ -116,8 +106,26 @@ def mma_q4_k(
             c = L.i32(c + 1)
         return sums
 
-    reader = Reader(SPAN, UNIT, 2, locate, copy, use, no_alpha, crosses=True)
-    run = stream(reader, place, warps, depth, tiles, columns, cluster=cluster)
+    return Reader(SPAN, UNIT, 2, locate, copy, use, no_alpha, crosses=True, place=place)
+
+
+@L.family
+def mma_q4_k(
+    warps: int = 8,
+    depth: int = 2,
+    tiles: int = 1,
+    columns: int = 1,
+    blocks: int = 3,
+    cluster: int = 1,
+):
+    """Blocks U8 `[n, k/256·144]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns. Of the arguments that kernels
+    of several projections take, only the first weight is read; `cluster` as in `mma_nvfp4_lanes`.
+
+    A weight is d·sc·(q - 8) + (8·d·sc - dmin·m): q - 8 is exact in BF16, so a group of 32 is one product of codes and
+    one sum of x (a product with ones, which the row tiles share), each scaled in FP32.
+    """
+    reader = reader_of(tiles, columns)
+    run = stream(reader, warps, depth, tiles, columns, cluster=cluster)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

@@ -1,5 +1,7 @@
 """y = x·Wᵀ for up to 16 rows of activations on tensor cores, Q4_K blocks repacked into the lanes' own order."""
 
+import functools
+
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemv.columns import (
     activations,
@@ -61,25 +63,10 @@ def scale(word, byte, magic):
     return L.add_rn(L.bits_f32(L.prmt(word, magic, 0x7044 + 0x100 * byte)), L.f32(-OFFSET))
 
 
-@L.family
-def mma_q4_k_lanes(
-    warps: int = 4,
-    depth: int = 2,
-    tiles: int = 1,
-    columns: int = 1,
-    blocks: int = 9,
-    cluster: int = 1,
-    kept: int = 0,
-):
-    """Weights as `repacked_q4_k` makes them, U8 `[ceil(n/16), k/256, 2304]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at
-    most 8·columns; of several weights the first.
-
-    A weight is d·sc·(16 + q) - (16·d·sc + dmin·m), and 16 + q is a BF16 as soon as it is unpacked. The second part is
-    a product over the eight groups of a block: sc and m, exact in BF16, times the sums of x over each group. Those are
-    products of x as operand A, so that each lane has them where operand B wants them; three BF16 hold each exactly.
-    `kept` as in `mma_nvfp4_lanes`, of units of 256; warps keep the sums too.
-    """
-    of_x, (_, fetch) = of_unit(columns, RUN, SPAN, kept=kept > 0), activations(1, RUN, ordered=True)
+@functools.cache
+def reader_of(tiles: int, columns: int, kept: bool) -> Reader:
+    """How they are read and multiplied: the same device functions for all kernels of these parameters."""
+    of_x, (_, fetch) = of_unit(columns, RUN, SPAN, kept=kept), activations(1, RUN, ordered=True)
     group_of_x, all_of_x = of_x.part, of_x.take
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine, quad = scaled_rows(columns), part_of(4 * columns), part_of(4)
@@ -208,15 +195,37 @@ def mma_q4_k_lanes(
             out = out + now
         return out
 
-    reader = Reader(
+    return Reader(
         *(SPAN, HELD, 1, locate, copy, use, no_alpha),
         crosses=True,
         ragged=True,
         lift=LIFT,
         take=take,
         registers=of_x.registers + PIECES,
+        place=of_x.place,
     )
-    run = stream(reader, of_x.place, warps, depth, tiles, columns, cluster=cluster, kept=kept)
+
+
+@L.family
+def mma_q4_k_lanes(
+    warps: int = 4,
+    depth: int = 2,
+    tiles: int = 1,
+    columns: int = 1,
+    blocks: int = 9,
+    cluster: int = 1,
+    kept: int = 0,
+):
+    """Weights as `repacked_q4_k` makes them, U8 `[ceil(n/16), k/256, 2304]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at
+    most 8·columns; of several weights the first.
+
+    A weight is d·sc·(16 + q) - (16·d·sc + dmin·m), and 16 + q is a BF16 as soon as it is unpacked. The second part is
+    a product over the eight groups of a block: sc and m, exact in BF16, times the sums of x over each group. Those are
+    products of x as operand A, so that each lane has them where operand B wants them; three BF16 hold each exactly.
+    `kept` as in `mma_nvfp4_lanes`, of units of 256; warps keep the sums too.
+    """
+    reader = reader_of(tiles, columns, kept > 0)
+    run = stream(reader, warps, depth, tiles, columns, cluster=cluster, kept=kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

@@ -22,6 +22,7 @@ class Reader(NamedTuple):
     `copy(ring, at, source, unit, k)` starts the copies of a unit to byte `at`;
     `use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready)` adds the units of the first `live` tiles,
     whose sources follow each other;
+    `place(m, k)` is where the lane's `rows` of x begin, as in `columns.activations`;
     `early(x, rows, k, unit, kind)`, if any, is what `ready` is: of x, loaded before the warp waits for its weights;
     `lift`, then `alpha(args, which)`, are what the sums are multiplied by. `crosses` says that lanes read what others
     copied, `ragged` that `use` heeds `live`; where it does not, all tiles are.
@@ -41,6 +42,7 @@ class Reader(NamedTuple):
     ragged: bool = False
     lift: float = 1.0
     early: Any = None
+    place: Any = None
     take: Any = None
     registers: int = 0
 
@@ -96,7 +98,6 @@ def not_early(x, rows, k, unit, kind):
 
 def stream(
     reader: Reader,
-    place: Any,
     warps: int,
     depth: int,
     tiles: int,
@@ -118,9 +119,9 @@ def stream(
             more = " ".join(name for name, value in asked.items() if value) or "plain"
             found = f"a {more} product, {tiles} tiles, {warps} warps over {cluster} blocks"
             raise ValueError(f"kept: found {found}, expected a plain one, 1 tile, {columns} or more warps a block")
-        return keeping(reader, place, warps, depth, columns, kept, cluster)
+        return keeping(reader, warps, depth, columns, kept, cluster)
     span, size = reader.span, reader.size * tiles
-    locate, copy, use = reader.locate, reader.copy, reader.use
+    locate, copy, use, place = reader.locate, reader.copy, reader.use, reader.place
     alpha, lift = reader.alpha, reader.lift
     if cluster == 1:
         team = block(finish(warps, columns, tiles, pair, alpha, lift, clamp))

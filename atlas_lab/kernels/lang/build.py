@@ -49,9 +49,20 @@ class _Pipeline(CUDACompiler):  # type: ignore[misc]
         return pipelines
 
 
+class _Flags(CUDAFlags):  # type: ignore[misc]
+    """Flags that are compared by what was set: Numba compares them for each call that it types, by every option there
+    is, and hashes them by their names alone."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Flags) and self._values == other._values)
+
+    def __hash__(self) -> int:
+        return hash(_Flags)
+
+
 def _compile(function: Any, args: Any, return_type: Any, cc: Capability, forceinline: bool) -> Any:
     """Numba's compilation result, lowered to LLVM but no further."""
-    flags = CUDAFlags()
+    flags = _Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.inline = "never"
     flags.error_model = "numpy"
