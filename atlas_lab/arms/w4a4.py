@@ -8,19 +8,21 @@ import numpy as np
 
 from atlas_lab.arms.copies.input_scale import INPUT_SCALE, can_scale_input, input_scale
 from atlas_lab.arms.copies.shapes import two_level
+from atlas_lab.arms.gated import PROLOGUES, form, source
 from atlas_lab.arms.nvfp4 import CONVENTIONS
 from atlas_lab.arms.tiling import Tile
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Bind, Declaration
-from atlas_lab.core.launch import Launch
+from atlas_lab.core.launch import Argument, Launch
 from atlas_lab.core.numbers import Accuracy, ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.rows import rows_from
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.verdict import Verdict
-from atlas_lab.formats import get, nvfp4_groups
+from atlas_lab.formats import nvfp4_groups
+from atlas_lab.kernels.activation.quantized import gated_grid, gated_nvfp4
 from atlas_lab.kernels.gemm.nvfp4_w4a4 import gemm_nvfp4_w4a4, stage_bytes
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.nvfp4 import EACH, GROUP, THREADS, quantize_nvfp4
@@ -50,11 +52,14 @@ class Nvfp4W4A4(Arm):
     tolerance = Rounded(accumulate="mma_nvfp4", out="bf16", depth=lambda k: -(-k // 64), extra_roundings=1)
     accuracy = Accuracy(min_snr_db=SNR_DB)
     reduction_class = ReductionClass("mma.m16n8k64.nvfp4", "ascending K", rounding="x to NVFP4, output")
+    prologues = PROLOGUES
+    quantized = staticmethod(rounded_x)
 
     def __init__(self) -> None:
         products = (_kernel(LARGE, True), _kernel(SMALL, True), _kernel(SMALL, False))
         self.kernels = (quantize_nvfp4(), *products)
-        self.optional_kernels = (quantize_nvfp4(scaled=True),)
+        gated = (gated_nvfp4(clamp=clamp, scaled=scaled) for scaled in (False, True) for clamp in (False, True))
+        self.optional_kernels = (quantize_nvfp4(scaled=True), *gated)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         verdict = two_level(p, k_multiple=MULTIPLE)
@@ -69,20 +74,14 @@ class Nvfp4W4A4(Arm):
 
     def lower(self, c: Call) -> list[Launch]:
         key, w = next(iter(c.weights.items()))
-        codes, scales, count = c.scratch["x.codes"], c.scratch["x.scales"], c.m * c.k // EACH
+        codes, scales = c.scratch["x.codes"], c.scratch["x.scales"]
         given: tuple[Tensor, ...] = ()
         tensor_scale, divides = w.global_scale, int(key == "reciprocal")
         if INPUT_SCALE in c.weights:
             both = c.weights[INPUT_SCALE]
             given, tensor_scale, divides = (both.x,), both.alpha, 0
-        quantized = Launch(
-            quantize_nvfp4(scaled=bool(given)),
-            grid=-(-count // THREADS),
-            block=THREADS,
-            args=(c.x, *given, codes, scales, count),
-            quantizes=True,
-            label=f"{self.name} x",
-        )
+        kernel, grid, args = _quantizer(c, *given, codes, scales)
+        quantized = Launch(kernel, grid, THREADS, args, quantizes=True, label=f"{self.name} x")
         large = c.n % 2 == 0 and c.m > SMALL.bm and LARGE.count(c.m, c.n) >= c.context.target.sms
         tile = LARGE if large else SMALL
         product = Launch(
@@ -97,12 +96,15 @@ class Nvfp4W4A4(Arm):
         )
         return [quantized, product]
 
-    def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
-        """The float64 product of quantized x and stored weights."""
-        key, stored = next(iter(weights.items()))
-        form = get("nvfp4_ct" if key == "reciprocal" else "nvfp4")
-        made: np.ndarray = rounded_x(x, weights) @ form.dequantize(stored).T
-        return made
+
+def _quantizer(c: Call, *tensors: Tensor) -> tuple[Kernel, int | tuple[int, int], tuple[Argument, ...]]:
+    """The kernel that makes codes and scales of x, the last two tensors, under a tensor scale where there is a first;
+    its blocks and arguments."""
+    scaled, count = len(tensors) > 2, c.m * c.k // EACH
+    if not c.prologue:
+        return quantize_nvfp4(scaled=scaled), -(-count // THREADS), (*source(c), *tensors, count)
+    kernel = gated_nvfp4(clamp=c.prologue_limit > 0, scaled=scaled)
+    return kernel, gated_grid(c.m, c.k), (*source(c), *tensors, c.k, *form(c))
 
 
 def _kernel(t: Tile, pairs: bool) -> Kernel:

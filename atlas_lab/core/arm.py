@@ -88,6 +88,10 @@ class Arm:
     # weights, multiply in float64".
     reference: Any = None
 
+    # quantized(x, weights) -> float64 [M, K]: defined, in place of `reference`, by an arm that multiplies weights by a
+    # quantized x: what that stands for. With `prologues` each 128 of K, from a multiple of 128 on, by themselves.
+    quantized: Any = None
+
     # terms(weights) -> float64 [N, K]: defined by an arm that makes a weight of terms which may cancel; the sum of
     # their magnitudes, which its rounding errors scale with where others' scale with |W|.
     terms: Any = None

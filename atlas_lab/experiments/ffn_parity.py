@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from atlas_lab.runtime.load import Read
 STEEPEST = 1.13  # the largest slope of silu (1.10) and gelu (1.13)
 FEW_ULP = 2.0**-20  # of float32, for exp and reciprocal by approximation
 TINY = float(np.finfo(np.float32).tiny)
+GROUP = 128  # of K that are quantized by themselves, at most
+MOST = 12  # of them whose BF16 may be one of two
+NOTHING = 2.0**-100  # beside what a group's scale is made of
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,29 @@ def gated_product_near(g: Values, u: Values, kind: str, limit: float = 0.0) -> V
     return Values(exact, bound + relative * (np.abs(exact) + bound) + TINY)
 
 
+def quantized_near(h: Values, quantized: Callable[[np.ndarray], np.ndarray]) -> Values:
+    """What `quantized` makes of BF16 h that nobody stored: of the nearest, and how far from that each element is at
+    most, whichever BF16 within their bounds the elements of its `GROUP` are.
+
+    Raises OracleError where more than `MOST` of a group could be one of two.
+    """
+    m, k = h.values.shape
+    whole = np.pad(np.stack([h.values, h.bound]), ((0, 0), (0, 0), (0, -k % GROUP))).reshape(2, -1, GROUP)
+    values, ends = whole[0], np.stack([whole[0] - whole[1], whole[0] + whole[1]]).astype(dtype("bf16").numpy)
+    unsure = (ends[0] != ends[1]) & (whole[1] > NOTHING)
+    count, off = unsure.sum(axis=1), np.zeros(values.shape)
+    if count.max() > MOST:
+        raise oracle.OracleError(f"h: {count.max()} of {GROUP} of K lie between two BF16, expected {MOST} or fewer")
+    for c in np.unique(count[count > 0]):
+        groups = np.flatnonzero(count == c)
+        at = np.arange(len(groups))[:, None], np.nonzero(unsure[groups])[1].reshape(-1, c)
+        given, plain = values[groups], quantized(values[groups])
+        for which in product((0, 1), repeat=c):
+            given[at] = ends[which, groups[:, None], at[1]]
+            off[groups] = np.maximum(off[groups], np.abs(quantized(given) - plain))
+    return Values(quantized(h.values), off.reshape(m, -1)[:, :k])
+
+
 def judged(stage: str, found: np.ndarray, expected: Values) -> ParityResult:
     """A stage's output against what it should be."""
     with np.errstate(invalid="ignore"):
@@ -111,14 +138,15 @@ class FfnParity:
     """Judges programs of one block whose weights `read` gives; what is computed of them is kept until other arms serve
     it.
 
-    Raises LoadError, OracleError for weights without a reference or an arm that is not of `Rounded` tolerance.
+    Raises LoadError, OracleError for weights without a reference, for an arm that is not of `Rounded` tolerance or
+    whose product only its `reference` knows, and as `quantized_near`.
     """
 
     def __init__(self, gate_up: Route, down: Route, arms: Mapping[str, Arm], read: Read) -> None:
         self.gate_up, self.down, self.arms = gate_up, down, arms
         self._read = read
         self._arms: tuple[str, ...] = ()
-        self._made: dict[tuple[str, ...], np.ndarray] = {}
+        self._made: dict[tuple[str, ...], tuple[oracle.Arrays, np.ndarray]] = {}
         self._products: dict[tuple[tuple[str, ...], bytes], Values] = {}
 
     def parity(
@@ -158,32 +186,36 @@ class FfnParity:
             self._arms, self._made, self._products = arms, {}, {}
         return found
 
-    def _weights(self, a: Assignment) -> np.ndarray:
-        """Float64 `[N, K]` of an assignment."""
+    def _weights(self, a: Assignment) -> tuple[oracle.Arrays, np.ndarray]:
+        """Those of an assignment, as declared, and float64 `[N, K]`."""
         if a.roles not in self._made:
             site = self.down.site if a.roles == (DOWN,) else self.gate_up.site
             arrays = oracle.declared(a.declarations, self._read)
             n = sum(site[role].n for role in a.roles)
-            self._made[a.roles] = oracle.dequantized(a.declarations, arrays, n, site.k)
+            self._made[a.roles] = arrays, oracle.dequantized(a.declarations, arrays, n, site.k)
         return self._made[a.roles]
 
     def _tolerance(self, a: Assignment) -> Rounded:
         arm = self.arms[a.arm]
         if not isinstance(arm.tolerance, Rounded) or arm.reference is not None or arm.activation != "bf16":
-            raise oracle.OracleError(f"arm {arm.name}: expected a product of BF16 with a bound on its rounding")
+            said = "expected a product of BF16, or of what `quantized` says, with a bound on its rounding"
+            raise oracle.OracleError(f"arm {arm.name}: {said}")
         return arm.tolerance
 
     def _product(self, a: Assignment, x: np.ndarray) -> Values:
         key = (a.roles, x.tobytes())
         if key not in self._products:
-            made = oracle.product(x.astype(np.float64), self._weights(a))
-            bound = self._tolerance(a).bound(made.values, made.magnitude, x.shape[1])
+            tolerance, (arrays, w) = self._tolerance(a), self._weights(a)
+            made = oracle.product(oracle.multiplied(self.arms[a.arm], x.astype(np.float64), arrays), w)
+            bound = tolerance.bound(made.values, made.magnitude, x.shape[1])
             self._products[key] = Values(made.values, bound)
         return self._products[key]
 
     def _down(self, a: Assignment, h: Values) -> Values:
-        w = self._weights(a)
+        arm, tolerance, (arrays, w) = self.arms[a.arm], self._tolerance(a), self._weights(a)
+        if arm.quantized is not None:
+            h = quantized_near(h, lambda x: oracle.multiplied(arm, x, arrays))
         made = oracle.product(h.values, w)
         off = oracle.product(h.bound, w).magnitude
-        bound = self._tolerance(a).bound(made.values, made.magnitude + off, h.values.shape[1])
+        bound = tolerance.bound(made.values, made.magnitude + off, h.values.shape[1])
         return Values(made.values, bound + off * (1 + OUTPUTS["bf16"]))

@@ -197,7 +197,7 @@ class Parity:
         if isinstance(arm.tolerance, Exact) and arm.tolerance.to != "reference":
             other = self._output_of(arm.tolerance.to, step, device).astype(np.float64)
             return oracle.Reference(other, np.abs(other))
-        if arm.reference is None and arm.terms is None and arm.activation == "bf16":
+        if arm.reference is arm.quantized is arm.terms is None and arm.activation == "bf16":
             return self._product(step)
         values, _ = oracle.activations(self._x(step), arm.activation)
         return oracle.reference(arm, step.call, step.assignment.declarations, self.arrays(step), values)[0]

@@ -131,11 +131,11 @@ def product(x: np.ndarray, w: np.ndarray, terms: np.ndarray | None = None) -> Re
 def reference(
     arm: Arm, call: Call, declarations: tuple[Declaration, ...], arrays: Arrays, x: np.ndarray
 ) -> tuple[Reference, np.ndarray | None]:
-    """The reference of a call for x, float64 `[M, K]` as the arm reads it, and the weights `[N, K]` it was made of
+    """The reference of a call for x, float64 `[M, K]` as the arm is handed it, and the weights `[N, K]` it was made of
     (None where the arm defines `reference` and declares no rows of N). Raises OracleError."""
     if arm.reference is None:
         w = dequantized(declarations, arrays, call.n, call.k)
-        return product(x, w, terms_of(arm, arrays)), w
+        return product(multiplied(arm, x, arrays), w, terms_of(arm, arrays)), w
     values = np.asarray(arm.reference(call, x, arrays), np.float64)
     if values.shape != (call.m, call.n):
         raise OracleError(f"reference of arm {arm.name} gave {list(values.shape)}, expected [{call.m}, {call.n}]")
@@ -144,6 +144,11 @@ def reference(
     except OracleError:
         made = np.abs(values)
     return Reference(values, made), None
+
+
+def multiplied(arm: Arm, x: np.ndarray, arrays: Arrays) -> np.ndarray:
+    """What an arm multiplies by the weights of x, float64 `[M, K]`: what it quantizes it to, if it does."""
+    return x if arm.quantized is None else np.asarray(arm.quantized(x, arrays), np.float64)
 
 
 def terms_of(arm: Arm, arrays: Arrays) -> np.ndarray | None:

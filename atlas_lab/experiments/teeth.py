@@ -38,8 +38,8 @@ def bite(ran: Ran, ref: Reference) -> ParityResult:
         return _noticed("output", [not passes(out, ref) for out in _doubled_outputs(ran.out, rng)])
     w = oracle.dequantized(ran.declarations, ran.arrays, ran.call.n, ran.call.k)
     what, cut = _cut(get(ran.case.format).geometry, ran.case.n)
-    terms = oracle.terms_of(ran.arm, ran.arrays)
-    return _noticed(what, [not passes(ran.out, oracle.product(ran.x, v, terms)) for v in _doubled_weights(w, cut, rng)])
+    x, terms = oracle.multiplied(ran.arm, ran.x, ran.arrays), oracle.terms_of(ran.arm, ran.arrays)
+    return _noticed(what, [not passes(ran.out, oracle.product(x, v, terms)) for v in _doubled_weights(w, cut, rng)])
 
 
 def _noticed(what: str, noticed: list[bool]) -> ParityResult:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from atlas_lab.arms.copies import block_nvfp4, can_block_nvfp4
 from atlas_lab.arms.copies.shapes import multiples
+from atlas_lab.arms.gated import PROLOGUES, form, source
 from atlas_lab.arms.mma.base import JOINED, one_kind, under
 from atlas_lab.arms.w4a4 import SNR_DB, rounded_x
 from atlas_lab.arms.wgmma.base import OnWarpgroups, parts_of_y
@@ -28,7 +27,7 @@ from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.core.tuning import Setting
 from atlas_lab.core.verdict import Verdict
-from atlas_lab.formats import get
+from atlas_lab.kernels.activation.quantized import gated_nvfp4_blocks
 from atlas_lab.kernels.gemm.wgmma_block_nvfp4 import PITCH, stage_bytes, wgmma_block_nvfp4
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.nvfp4_blocks import THREADS, blocks_grid, quantize_nvfp4_blocks
@@ -73,12 +72,16 @@ class Nvfp4Mmq(OnWarpgroups):
     reduction_class = ReductionClass(
         "wgmma.m64k16.bf16", "blocks of 64 K, in parts by M, N, K, target", rounding="x to NVFP4, output"
     )
+    quantized = staticmethod(rounded_x)
 
     def __init__(self, name: str, source: str = "nvfp4", *, joined: bool = False) -> None:
         """Over weights of the family `source`, nvfp4 or block_nvfp4; `joined`: of all projections of a site."""
         self.name, self.source, self.joined = name, source, joined
         self.roles = JOINED if joined else ("*",)  # type: ignore[assignment]
         self.kernels = (quantize_nvfp4_blocks, *(_kernel(BlocksTile(bm, COLUMNS)) for bm in self.row_tiles))
+        if not joined:
+            self.prologues = PROLOGUES
+            self.optional_kernels = (gated_nvfp4_blocks(clamp=False), gated_nvfp4_blocks(clamp=True))
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
         return ()
@@ -128,10 +131,10 @@ class Nvfp4Mmq(OnWarpgroups):
             products.append(self._product(replace(part, scratch=scratch), made, c.n))
             at += own
         quantized = Launch(
-            quantize_nvfp4_blocks,
+            gated_nvfp4_blocks(clamp=c.prologue_limit > 0) if c.prologue else quantize_nvfp4_blocks,
             grid=blocks_grid(c.m, c.k),
             block=THREADS,
-            args=(c.x, made, flags, c.k, flags.elements),
+            args=(*source(c), made, flags, c.k, *form(c), flags.elements),
             quantizes=True,
             label=f"{self.name} x",
         )
@@ -147,20 +150,6 @@ class Nvfp4Mmq(OnWarpgroups):
         odd = c.n | pitch | c.y.data.offset // BF16_BYTES
         args = (self.rows_map(x, t.bm), of_w, scale, c.y.data)
         return self.launch(c, t, _kernel(t), args, (convention, pitch, odd), pdl=True)
-
-    def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
-        """The float64 product of quantized x and stored weights."""
-        made = rounded_x(x, {})
-        return np.concatenate([made @ _values(key, stored).T for key, stored in weights.items()], axis=1)
-
-
-def _values(key: str, stored: Any) -> np.ndarray:
-    """float64 `[N, K]` of blocks, under a tensor scale that divides where the key says so."""
-    w = get("block_nvfp4").dequantize({"blocks": stored["blocks"]})
-    if "global_scale" not in stored:
-        return w
-    scale = np.float64(stored["global_scale"].reshape(()))
-    return w / scale if "_reciprocal" in key else w * scale
 
 
 def _kernel(t: Tile) -> Kernel:

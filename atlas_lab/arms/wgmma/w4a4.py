@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from atlas_lab.arms.copies.input_scale import INPUT_SCALE, can_scale_input, input_scale
-from atlas_lab.arms.copies.repacked import unpack
+from atlas_lab.arms.gated import PROLOGUES, form, source
 from atlas_lab.arms.w4a4 import SNR_DB, rounded_x
 from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma
 from atlas_lab.arms.wgmma.tiles import Tile
@@ -19,7 +17,7 @@ from atlas_lab.core.numbers import Accuracy, ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.verdict import Verdict
-from atlas_lab.formats import get
+from atlas_lab.kernels.activation.quantized import gated_nvfp4_lanes
 from atlas_lab.kernels.gemv.mma_lanes import RUN
 from atlas_lab.kernels.quantize.lanes_order import THREADS, order_grid
 from atlas_lab.kernels.quantize.nvfp4_lanes import quantize_nvfp4_lanes
@@ -39,13 +37,16 @@ class Nvfp4W4A4Emulated(Nvfp4Wgmma):
     reduction_class = ReductionClass(
         "wgmma.m64k16.bf16", "each 64 of K by M, in parts by M, N, K, target", rounding="x to NVFP4, output"
     )
+    prologues = PROLOGUES
+    quantized = staticmethod(rounded_x)
 
     def __init__(self) -> None:
         few, _ = self.tiles()
         self.kernels = (_quantizer(False), *(self.kernel(t, True) for t in few if t.bn == COLUMNS))
-        # the products are tried by nvfp4_wgmma; the other quantizer is for a tensor scale of activations
+        # the products are tried by nvfp4_wgmma; the other quantizers are for a tensor scale and for gated products
         products = (self.kernel(t, True) for tiles in self.tiles() for t in tiles)
-        self.optional_kernels = (_quantizer(True), *(k for k in products if k not in self.kernels))
+        gated = (_gated(clamp, scaled) for scaled in (False, True) for clamp in (False, True))
+        self.optional_kernels = (_quantizer(True), *gated, *(k for k in products if k not in self.kernels))
 
     def _of_many(self, c: Call) -> list[Tile]:
         return self.tiles()[1]
@@ -71,10 +72,10 @@ class Nvfp4W4A4Emulated(Nvfp4Wgmma):
         scaled = INPUT_SCALE in c.weights
         scale = (c.weights[INPUT_SCALE].x,) if scaled else ()
         quantized = Launch(
-            _quantizer(scaled),
+            _gated(c.prologue_limit > 0, scaled) if c.prologue else _quantizer(scaled),
             grid=order_grid(c.m, c.k, RUN),
             block=THREADS,
-            args=(c.x, *scale, made, flags, c.k, words),
+            args=(*source(c), *scale, made, flags, c.k, *form(c), words),
             quantizes=True,
             label=f"{self.name} x",
         )
@@ -82,13 +83,10 @@ class Nvfp4W4A4Emulated(Nvfp4Wgmma):
         divides = int(not scaled and next(iter(c.weights)).endswith("_reciprocal"))
         return [quantized, self.launch(c, t, self.kernel(t, True), args, (divides,), pdl=True)]
 
-    def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
-        """The float64 product of quantized x and stored weights."""
-        key, stored = next(iter(weights.items()))
-        form = get("nvfp4_ct" if key.endswith("_reciprocal") else "nvfp4")
-        made: np.ndarray = rounded_x(x, weights) @ form.dequantize(unpack(stored, call.n)).T
-        return made
-
 
 def _quantizer(scaled: bool) -> Any:
     return quantize_nvfp4_lanes(RUN, scaled=scaled)
+
+
+def _gated(clamp: bool, scaled: bool) -> Any:
+    return gated_nvfp4_lanes(RUN, clamp=clamp, scaled=scaled)

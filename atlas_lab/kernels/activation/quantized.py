@@ -45,14 +45,47 @@ def gated_words(clamp: bool):
 
 
 @L.family
-def gated_nvfp4(clamp: bool = False):
-    """What `quantize_nvfp4()` writes, bit for bit, of what `gated_product(clamp=clamp)` writes of g and u, BF16 `[m,
-    k]`, rows of which lie `g_row` and `u_row` elements apart, both from 16 bytes on and multiples of 8; k a multiple of
-    16; `kind` is `gated.kind_of` an activation. The grid is `(m, ceil(k / (128 x 8)))`.
+def gated_nvfp4(clamp: bool = False, scaled: bool = False):
+    """What `quantize_nvfp4(scaled)` writes, bit for bit, of what `gated_product(clamp=clamp)` writes of g and u, BF16
+    `[m, k]`, rows of which lie `g_row` and `u_row` elements apart, both from 16 bytes on and multiples of 8; k a
+    multiple of 16; `kind` is `gated.kind_of` an activation. The grid is `gated_grid(m, k)`.
 
     A dependent launch may start at once.
     """
     words_of = gated_words(clamp)
+
+    @L.device
+    def run(source, tensor_scale, codes, scales, k):
+        row = L.i64(cuda.blockIdx.x)
+        column = L.i32((cuda.blockIdx.y * nvfp4.THREADS + cuda.threadIdx.x) * EACH)
+        words = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
+        if column < k:
+            words = words_of(source, row, column)
+        out, scale = quantized(words, tensor_scale)
+        if column < k:
+            at = row * k + column
+            L.stg_b32(codes, at >> 1, out)
+            if column & EACH == 0:
+                L.stg_b8(scales, at >> 4, scale)
+
+    if scaled:
+
+        @L.kernel(launch_bounds=(nvfp4.THREADS, 8))
+        def under_a_scale(
+            g: L.In[L.bf16],
+            u: L.In[L.bf16],
+            tensor_scale: L.In[L.f32],
+            codes: L.Out[L.u8],
+            scales: L.Out[L.e4m3],
+            k: L.i32,
+            g_row: L.i32,
+            u_row: L.i32,
+            kind: L.i32,
+        ):
+            L.grid_launch_dependents()
+            run((g, u, g_row, u_row, kind), L.ldg_f32(tensor_scale, 0), codes, scales, k)
+
+        return under_a_scale
 
     @L.kernel(launch_bounds=(nvfp4.THREADS, 8))
     def kernel(
@@ -66,30 +99,45 @@ def gated_nvfp4(clamp: bool = False):
         kind: L.i32,
     ):
         L.grid_launch_dependents()
-        row = L.i64(cuda.blockIdx.x)
-        column = L.i32((cuda.blockIdx.y * nvfp4.THREADS + cuda.threadIdx.x) * EACH)
-        words = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
-        if column < k:
-            words = words_of((g, u, g_row, u_row, kind), row, column)
-        out, scale = quantized(words, L.f32(1))
-        if column < k:
-            at = row * k + column
-            L.stg_b32(codes, at >> 1, out)
-            if column & EACH == 0:
-                L.stg_b8(scales, at >> 4, scale)
+        run((g, u, g_row, u_row, kind), L.f32(1), codes, scales, k)
 
     return kernel
 
 
+def gated_grid(m: int, k: int) -> tuple[int, int]:
+    """Blocks of a launch of `gated_nvfp4`."""
+    return m, -(-k // (EACH * nvfp4.THREADS))
+
+
 @L.family
-def gated_nvfp4_lanes(run: int, clamp: bool = False):
-    """What `quantize_nvfp4_lanes(run)` writes, bit for bit, of what `gated_product(clamp=clamp)` writes of g and u, as
-    in `gated_nvfp4`, but rows may be any even number of elements apart; k a multiple of 4·run. `order_grid(m, k, run)`
-    blocks.
+def gated_nvfp4_lanes(run: int, clamp: bool = False, scaled: bool = False):
+    """What `quantize_nvfp4_lanes(run, scaled)` writes, bit for bit, of what `gated_product(clamp=clamp)` writes of g
+    and u, as in `gated_nvfp4`, but rows may be any even number of elements apart; k a multiple of 4·run.
+    `order_grid(m, k, run)` blocks.
 
     A dependent launch may start at once.
     """
     quantize = lanes_quantizer(run, gated_pair(clamp))
+
+    if scaled:
+
+        @L.kernel(launch_bounds=(lanes_order.THREADS, 8))
+        def under_a_scale(
+            g: L.In[L.bf16],
+            u: L.In[L.bf16],
+            tensor_scale: L.In[L.f32],
+            out: L.Out[L.bf16],
+            flags: L.Out[L.u32],
+            k: L.i32,
+            g_row: L.i32,
+            u_row: L.i32,
+            kind: L.i32,
+            words: L.i32,
+        ):
+            L.grid_launch_dependents()
+            quantize((g, u, g_row, u_row, kind), L.ldg_f32(tensor_scale, 0), out, flags, k, words)
+
+        return under_a_scale
 
     @L.kernel(launch_bounds=(lanes_order.THREADS, 8))
     def kernel(
