@@ -100,6 +100,10 @@ BROKEN = {
         "TypeError: arm bad: optional_kernels is (<function k",
     ),
     "dependent is a number": ("One.dependent = 1\n" + HOOK, "TypeError: arm bad: dependent is 1, expected True or"),
+    "quantized beside a reference": (
+        "One.reference = One.quantized = print\n" + HOOK,
+        "TypeError: arm bad: quantized is <b",
+    ),
     "lower is missing": ("One.lower = None\n" + HOOK, "TypeError: arm bad: lower is None, expected a method"),
     "taken name": (HOOK.replace("One()", "One(), One()"), "ValueError: atlas_arms: the name 'bad' is taken by bad"),
     "unknown hook": ("@hookimpl\ndef atlas_armz(): return []\n", "PluginValidationError: unknown hook 'atlas_armz' in"),

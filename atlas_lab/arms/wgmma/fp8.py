@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from atlas_lab.arms.fp8 import OverFp8, weight_of
+from atlas_lab.arms.gated import PROLOGUES, form, source
 from atlas_lab.arms.wgmma.base import OnWarpgroups, rows_for_tma
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.call import Call
@@ -18,7 +19,8 @@ from atlas_lab.core.projection import Projection
 from atlas_lab.core.tensor import Tensor, round_up
 from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.core.verdict import Verdict
-from atlas_lab.formats import FORMATS, fp8_groups
+from atlas_lab.formats import fp8_groups
+from atlas_lab.kernels.activation.quantized import gated_fp8_groups
 from atlas_lab.kernels.gemm.wgmma_fp8 import MOST_AHEAD, wgmma_fp8
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.fp8_groups import GROUP, ROWS, THREADS, quantize_fp8_groups
@@ -40,10 +42,12 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 4 + -(-k // (GROUP << 11)))
     accuracy = Accuracy(min_snr_db=26)
     reduction_class = ReductionClass("wgmma.m64k32.e4m3", "ascending K, in parts by M, N, K, target", promotion=GROUP)
+    prologues = PROLOGUES
 
     def __init__(self) -> None:
         products = (_kernel(t) for tiles in self.tiles() for t in tiles)
         self.kernels = (quantize_fp8_groups, *products)
+        self.optional_kernels = (gated_fp8_groups(clamp=False), gated_fp8_groups(clamp=True))
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "e4m3") and OverFp8.eligible(self, p, ctx)
@@ -64,10 +68,10 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
         t = self.tile(c)
         flags, words = self.to_clear(c, t)
         quantized = Launch(
-            quantize_fp8_groups,
+            gated_fp8_groups(clamp=c.prologue_limit > 0) if c.prologue else quantize_fp8_groups,
             grid=(-(-c.m // ROWS), groups),
             block=THREADS,
-            args=(c.x, codes, scales, flags, c.m, c.k, pitch, words),
+            args=(*source(c), codes, scales, flags, c.m, c.k, *form(c), pitch, words),
             quantizes=True,
             label=f"{self.name} x",
         )
@@ -77,16 +81,8 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
         tail = (*steps, int(w.scale.dtype == "bf16"))
         return [quantized, self.launch(c, t, _kernel(t), (*maps, scales, c.y.data), tail, pdl=True)]
 
-    def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
-        """The float64 product of quantized x and stored weights."""
-        ((_, stored),) = weights.items()
-        made: np.ndarray = fp8_groups.dequantize(*fp8_groups.quantize(x.astype(np.float32))) @ _values(stored).T
-        return made
-
-
-def _values(stored: Any) -> np.ndarray:
-    """float64 `[N, K]` of stored tensors, whose scales tell which grid they are."""
-    return FORMATS["fp8_tensor" if stored["scale"].size == 1 and stored["scale"].ndim < 2 else "fp8"].dequantize(stored)
+    def quantized(self, x: np.ndarray, weights: Any) -> np.ndarray:
+        return fp8_groups.dequantize(*fp8_groups.quantize(x.astype(np.float32)))
 
 
 def _kernel(t: Tile) -> Kernel:

@@ -10,6 +10,7 @@ import numpy as np
 
 from atlas_lab.arms.copies.int8 import can_int8, int8_32
 from atlas_lab.arms.copies.shapes import multiples
+from atlas_lab.arms.gated import PROLOGUES, form, source
 from atlas_lab.arms.wgmma.base import OnWarpgroups
 from atlas_lab.arms.wgmma.tiles import L2_BYTES, NARROW, SHARED_BYTES, STEP, Tile, element_rate, read_share
 from atlas_lab.core.call import Call
@@ -24,6 +25,7 @@ from atlas_lab.core.tensor import Tensor, round_up
 from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.formats import int8_groups
+from atlas_lab.kernels.activation.quantized import gated_int8_groups
 from atlas_lab.kernels.gemm.wgmma_int8 import BESIDE, BK, wgmma_int8
 from atlas_lab.kernels.gemm.wgmma_int8_scale import GROUP, GROUPS
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, threads_of, warps_of
@@ -92,9 +94,11 @@ class Int8Wgmma(OnWarpgroups):
     tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: -(-k // GROUP), extra_roundings=1)
     accuracy = Accuracy(min_snr_db=38)
     reduction_class = ReductionClass("wgmma.m64k32.s8", "ascending K, in parts by M, N, K, target", promotion=GROUP)
+    prologues = PROLOGUES
 
     def __init__(self) -> None:
         self.kernels = (quantize_int8_groups, *dict.fromkeys(_kernel(t) for tiles in self.tiles() for t in tiles))
+        self.optional_kernels = (gated_int8_groups(clamp=False), gated_int8_groups(clamp=True))
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return can_int8(p) and multiples(p, k_multiple=BK)
@@ -119,10 +123,10 @@ class Int8Wgmma(OnWarpgroups):
         t = self.tile(c)
         flags, words = self.to_clear(c, t)
         quantized = Launch(
-            quantize_int8_groups,
+            gated_int8_groups(clamp=c.prologue_limit > 0) if c.prologue else quantize_int8_groups,
             grid=(-(-c.m // ROWS), c.k // BK),
             block=THREADS,
-            args=(c.x, codes, scales, flags, c.m, c.k, pitch, words),
+            args=(*source(c), codes, scales, flags, c.m, c.k, *form(c), pitch, words),
             quantizes=True,
             label=f"{self.name} x",
         )
@@ -131,14 +135,8 @@ class Int8Wgmma(OnWarpgroups):
         args = (self.rows_map(codes, t.bm), self.rows_map(w.q, t.bn), of_x, of_w, c.y.data)
         return [quantized, self.launch(c, t, _kernel(t), args, pdl=True)]
 
-    def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
-        """The float64 product of quantized x and the copy."""
-        w = weights["int8_32"]
-        made: np.ndarray = (
-            int8_groups.dequantize(*int8_groups.quantize(x.astype(np.float32)))
-            @ int8_groups.dequantize(w["q"], w["scale"]).T
-        )
-        return made
+    def quantized(self, x: np.ndarray, weights: Any) -> np.ndarray:
+        return int8_groups.dequantize(*int8_groups.quantize(x.astype(np.float32)))
 
 
 class Int8WgmmaSub(Int8Wgmma):

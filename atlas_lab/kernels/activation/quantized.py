@@ -1,11 +1,11 @@
-"""The gated product with the quantization to NVFP4 that down's product begins with, in one launch."""
+"""The gated product with the quantization that down's product begins with, in one launch."""
 
 import functools
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.activation.gated import gated_of
 from atlas_lab.kernels.lang import cuda
-from atlas_lab.kernels.quantize import lanes_order, nvfp4, nvfp4_blocks
+from atlas_lab.kernels.quantize import fp8_groups, int8, lanes_order, nvfp4, nvfp4_blocks
 from atlas_lab.kernels.quantize.nvfp4 import EACH, quantized
 from atlas_lab.kernels.quantize.nvfp4_blocks import blocks_quantizer
 from atlas_lab.kernels.quantize.nvfp4_lanes import lanes_quantizer, plain
@@ -28,7 +28,7 @@ def gated_pair(clamp: bool):
 
 @functools.cache
 def gated_words(clamp: bool):
-    """A device function as `nvfp4_blocks.plain`: 8 elements of activation(g)·u, rounded to BF16."""
+    """A device function as `words.plain`: 8 elements of activation(g)·u, rounded to BF16."""
     gated = gated_of(clamp)
 
     @L.device
@@ -180,5 +180,65 @@ def gated_nvfp4_blocks(clamp: bool = False):
     ):
         L.grid_launch_dependents()
         quantize((g, u, g_row, u_row, kind), out, flags, k, words)
+
+    return kernel
+
+
+@L.family
+def gated_fp8_groups(clamp: bool = False):
+    """What `quantize_fp8_groups` writes, bit for bit, of what `gated_product(clamp=clamp)` writes of g and u, as in
+    `gated_nvfp4`; k a multiple of 8, blocks as there.
+
+    A dependent launch may start at once.
+    """
+    quantize = fp8_groups.fp8_quantizer(gated_words(clamp))
+
+    @L.kernel(launch_bounds=(fp8_groups.THREADS, 4))
+    def kernel(
+        g: L.In[L.bf16],
+        u: L.In[L.bf16],
+        codes: L.Out[L.e4m3],
+        scales: L.Out[L.f32],
+        flags: L.Out[L.u32],
+        m: L.i32,
+        k: L.i32,
+        g_row: L.i32,
+        u_row: L.i32,
+        kind: L.i32,
+        pitch: L.i32,
+        words: L.i32,
+    ):
+        L.grid_launch_dependents()
+        quantize((g, u, g_row, u_row, kind), codes, scales, flags, m, k, pitch, words)
+
+    return kernel
+
+
+@L.family
+def gated_int8_groups(clamp: bool = False):
+    """What `quantize_int8_groups` writes, bit for bit, of what `gated_product(clamp=clamp)` writes of g and u, as in
+    `gated_nvfp4`; k a multiple of 32, blocks as there.
+
+    A dependent launch may start at once.
+    """
+    quantize = int8.int8_quantizer(gated_words(clamp))
+
+    @L.kernel(launch_bounds=(int8.ROWS * int8.LANES, 4))
+    def kernel(
+        g: L.In[L.bf16],
+        u: L.In[L.bf16],
+        codes: L.Out[L.i8],
+        scales: L.Out[L.f32],
+        flags: L.Out[L.u32],
+        m: L.i32,
+        k: L.i32,
+        g_row: L.i32,
+        u_row: L.i32,
+        kind: L.i32,
+        pitch: L.i32,
+        words: L.i32,
+    ):
+        L.grid_launch_dependents()
+        quantize((g, u, g_row, u_row, kind), codes, scales, flags, m, k, pitch, words)
 
     return kernel

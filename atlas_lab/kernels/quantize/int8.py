@@ -1,7 +1,10 @@
 """To int8 with a scale for 32 of a row: NVFP4 weights, and activations BF16."""
 
+import functools
+
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
+from atlas_lab.kernels.quantize.words import plain
 
 THREADS = 128
 GROUP = 32
@@ -67,6 +70,53 @@ def nvfp4_to_int8(reciprocal: bool = False):
     return kernel
 
 
+@functools.cache
+def int8_quantizer(words_of: L.DeviceFunction):
+    """A device function `(source, codes, scales, flags, m, k, pitch, words)`: rows that `words_of` reads, as
+    `words.plain` does, to codes I8 `[m, k]` and scales F32 `[k/32, m]`, rows of which lie `pitch` apart; k a multiple
+    of 32. Block (i, j) makes 128 of K from 128·j of 16 rows from 16·i. The first `words` flags become 0, for the
+    product whose blocks meet by them.
+
+    A scale is max|x| / 127; a code x / scale to nearest even, clamped to ±127; 0 where the scale is 0. True divisions.
+    """
+
+    @L.device
+    def run(source, codes, scales, flags, m, k, pitch, words):
+        threads = ROWS * LANES
+        word = L.i32((cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y) * threads + cuda.threadIdx.x)
+        while word < words:
+            L.stg_b32(flags, word, L.u32(0))
+            word = L.i32(word + cuda.gridDim.x * cuda.gridDim.y * threads)
+        lane = L.i32(cuda.threadIdx.x) % LANES
+        row = L.i32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // LANES)
+        column = L.i32(cuda.blockIdx.y * (LANES * EACH) + lane * EACH)
+        here = row < m and column < k
+        at = L.i64(row) * k + column
+        given = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
+        if here:
+            given = words_of(source, L.i64(row), column)
+        most = L.f32(0)
+        values = ()
+        for j in L.unroll(4):
+            low, high = L.bf16_lo(given[j]), L.bf16_hi(given[j])
+            most = L.max_f32(most, L.max_f32(L.abs_f32(low), L.abs_f32(high)))
+            values = values + (low, high)
+        for step in L.unroll(2):  # of four lanes
+            most = L.max_f32(most, L.shfl_xor_f32(most, 2 >> step))
+        d = L.div_rn(most, L.f32(127))
+        if here:
+            first = _packed((values[0], values[1], values[2], values[3]), d)
+            second = _packed((values[4], values[5], values[6], values[7]), d)
+            L.stg_v2_b32(codes, at, (first, second))
+            if lane & 3 == 0:
+                L.stg_f32(scales, L.i64(column // GROUP) * pitch + row, d)
+
+    return run
+
+
+_quantize = int8_quantizer(plain)
+
+
 @L.kernel(launch_bounds=(ROWS * LANES, 4))
 def quantize_int8_groups(
     x: L.In[L.bf16],
@@ -78,39 +128,6 @@ def quantize_int8_groups(
     pitch: L.i32,
     words: L.i32,
 ):
-    """x BF16 `[m, k]` to codes I8 `[m, k]` and scales F32 `[k/32, m]`, rows of which lie `pitch` apart; k a multiple of
-    32. Block (i, j) makes 128 of K from 128·j of 16 rows from 16·i. The first `words` flags become 0, for the product
-    whose blocks meet by them.
-
-    A scale is max|x| / 127; a code x / scale to nearest even, clamped to ±127; 0 where the scale is 0. True divisions.
-    A dependent launch may start at once.
-    """
+    """x BF16 `[m, k]` to codes and scales as `int8_quantizer` says. A dependent launch may start at once."""
     L.grid_launch_dependents()
-    threads = ROWS * LANES
-    word = L.i32((cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y) * threads + cuda.threadIdx.x)
-    while word < words:
-        L.stg_b32(flags, word, L.u32(0))
-        word = L.i32(word + cuda.gridDim.x * cuda.gridDim.y * threads)
-    lane = L.i32(cuda.threadIdx.x) % LANES
-    row = L.i32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // LANES)
-    column = L.i32(cuda.blockIdx.y * (LANES * EACH) + lane * EACH)
-    here = row < m and column < k
-    at = L.i64(row) * k + column
-    words = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
-    if here:
-        words = L.ldg_v4_b32(x, at)
-    most = L.f32(0)
-    values = ()
-    for j in L.unroll(4):
-        low, high = L.bf16_lo(words[j]), L.bf16_hi(words[j])
-        most = L.max_f32(most, L.max_f32(L.abs_f32(low), L.abs_f32(high)))
-        values = values + (low, high)
-    for step in L.unroll(2):  # of four lanes
-        most = L.max_f32(most, L.shfl_xor_f32(most, 2 >> step))
-    d = L.div_rn(most, L.f32(127))
-    if here:
-        first = _packed((values[0], values[1], values[2], values[3]), d)
-        second = _packed((values[4], values[5], values[6], values[7]), d)
-        L.stg_v2_b32(codes, at, (first, second))
-        if lane & 3 == 0:
-            L.stg_f32(scales, L.i64(column // GROUP) * pitch + row, d)
+    _quantize((x, k), codes, scales, flags, m, k, pitch, words)

@@ -8,6 +8,7 @@ import functools
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
 from atlas_lab.kernels.quantize.nvfp4 import larger, scale_code, scale_value, value
+from atlas_lab.kernels.quantize.words import plain
 
 EACH = 8  # elements of a thread, half a group
 THREADS = 128
@@ -18,17 +19,10 @@ def blocks_grid(m: int, k: int) -> tuple[int, int]:
     return m, -(-k // (EACH * THREADS))
 
 
-@L.device
-def plain(source, row, column):
-    """8 elements of a row of x."""
-    x, pitch = source
-    return L.ldg_v4_b32(x, row * pitch + column)
-
-
 @functools.cache
 def blocks_quantizer(words_of: L.DeviceFunction):
-    """A device function `(source, out, flags, k, words)`: quantizes each 16 of the rows that `words_of(source, row,
-    column)` reads, 8 elements at a time, and writes code x scale, as `formats.nvfp4_groups` makes them under a tensor
+    """A device function `(source, out, flags, k, words)`: quantizes each 16 of the rows that `words_of` reads, as
+    `words.plain` does, and writes code x scale, as `formats.nvfp4_groups` makes them under a tensor
     scale of 1; k a multiple of 64, `blocks_grid(m, k)` blocks. The first `words` flags become 0, for the product whose
     blocks meet by them.
 

@@ -14,10 +14,16 @@ from atlas_lab.core.tensor import Tensor
 from atlas_lab.formats import nvfp4_groups
 from atlas_lab.kernels.activation.gated import KINDS, kind_of
 from atlas_lab.kernels.activation.product import THREADS, gated_product
-from atlas_lab.kernels.activation.quantized import gated_nvfp4, gated_nvfp4_blocks, gated_nvfp4_lanes
+from atlas_lab.kernels.activation.quantized import (
+    gated_fp8_groups,
+    gated_int8_groups,
+    gated_nvfp4,
+    gated_nvfp4_blocks,
+    gated_nvfp4_lanes,
+)
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.lang.compile import check_kernel, compiler_missing
-from atlas_lab.kernels.quantize import lanes_order, nvfp4, nvfp4_blocks
+from atlas_lab.kernels.quantize import fp8_groups, int8, lanes_order, nvfp4, nvfp4_blocks
 from atlas_lab.kernels.quantize.nvfp4_lanes import quantize_nvfp4_lanes
 from atlas_lab.runtime.device import open_device
 
@@ -28,14 +34,16 @@ GU, H = Tensor("bf16", (M, 2 * K), "gu"), Tensor("bf16", (M, K), "h")
 
 
 class Way(NamedTuple):
-    """The second of two launches, and the kernel that does both; what they write, their last argument if any."""
+    """The second of two launches, and the kernel that does both; what they write, their last arguments and those before
+    K."""
 
     second: Launch
     fused: Callable[..., Kernel]
     grid: tuple[int, int]
     threads: int
-    outs: tuple[Tensor, Tensor]
+    outs: tuple[Tensor, ...]
     last: tuple[int, ...]
+    first: tuple[int, ...] = ()
 
 
 def _lanes(run: int) -> Way:
@@ -56,7 +64,20 @@ def _blocks() -> Way:
     return Way(second, gated_nvfp4_blocks, grid, threads, (OUT, FLAGS), (WORDS,))
 
 
-WAYS = {"codes": _codes(), "lanes": _lanes(16), "blocks": _blocks()}
+def _groups(kernel: Kernel, fused: Callable[..., Kernel], codes: str, group: int) -> Way:
+    """Of rows of codes of a byte, 128 of K in a block of 256 threads."""
+    outs = Tensor(codes, (M, K), "codes"), Tensor("f32", (-(-K // group), M), "scales"), FLAGS
+    grid = (1, -(-K // 128))
+    return Way(Launch(kernel, grid, 256, (H, *outs, M, K, M, WORDS)), fused, grid, 256, outs, (M, WORDS), (M,))
+
+
+WAYS = {
+    "codes": _codes(),
+    "lanes": _lanes(16),
+    "blocks": _blocks(),
+    "fp8": _groups(fp8_groups.quantize_fp8_groups, gated_fp8_groups, "e4m3", fp8_groups.GROUP),
+    "int8": _groups(int8.quantize_int8_groups, gated_int8_groups, "i8", int8.GROUP),
+}
 EACH = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
@@ -96,15 +117,15 @@ def test_the_bits_of_two_launches(way: Way, kind: str, limit: float, device) -> 
     both, what = drawn(), kind_of(kind, limit)
     g, u = (GU.view(at, (M, K), (2 * K, 1)) for at in (0, K))
     first = Launch(gated_product(clamp=limit > 0), (M, 2), THREADS, (g, u, H, K, 2 * K, 2 * K, what))
-    args = (g, u, *way.outs, K, 2 * K, 2 * K, what, *way.last)
+    args = (g, u, *way.outs, *way.first, K, 2 * K, 2 * K, what, *way.last)
     one = Launch(way.fused(clamp=limit > 0), way.grid, way.threads, args)
     h, *expected = ran(device, (first, way.second), both, (H, *way.outs))
     found = ran(device, (one,), both, way.outs)
     for a, b in zip(found, expected, strict=True):
         assert np.array_equal(a.view(np.uint8), b.view(np.uint8))
     assert found[0].any()
-    if way.outs[1] is FLAGS:
-        assert not found[1].any()
+    if way.outs[-1] is FLAGS:
+        assert not found[-1].any()
     else:
         codes, scales = nvfp4_groups.quantize(h.astype(np.float32))
         assert np.array_equal(found[0], codes)

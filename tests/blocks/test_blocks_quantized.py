@@ -56,8 +56,8 @@ def sizes_for(arm: str) -> Sizes:
 
 
 def sites_of(arm: str, scale: bool = False) -> list[Site]:
-    """NVFP4, but down's for an arm over blocks; with `scale` down has a tensor scale of its activations."""
-    form = ARMS[arm].source
+    """NVFP4, and for down what its arm starts from; with `scale` down has a tensor scale of its activations."""
+    form = ARMS[arm].source or "bf16"
     (first, _), (_, down) = (synthetic_sites(sizes_for(arm), f, (0,), (GATE, UP, DOWN)) for f in ("nvfp4", form))
     if scale:
         (p,) = down.projections
@@ -83,6 +83,10 @@ def ran(arm: str, place: str, m: int, kind: str, limit: float, on: str = "interp
         ("block_nvfp4_mmq", 18, "silu", 0.8, False),
         (EMULATED, 17, "gelu_tanh", 0.0, False),
         (EMULATED, 67, "silu", 0.8, True),
+        ("fp8_wgmma_w8a8", 21, "gelu_tanh", 0.8, False),
+        ("int8_wgmma", 17, "silu", 0.8, False),
+        pytest.param("int8_wgmma_sub", 130, "silu", 0.0, False, marks=pytest.mark.full),
+        pytest.param("fp8_wgmma_w8a8", 67, "silu", 0.0, False, marks=pytest.mark.full),
         pytest.param(EMULATED, 17, "silu", 0.0, True, marks=pytest.mark.full),
         pytest.param(EMULATED, 19, "gelu_tanh", 0.8, False, marks=pytest.mark.full),
     ],
@@ -171,6 +175,17 @@ def test_a_faulty_quantizer_is_noticed(fault: str | None, monkeypatch) -> None:
         found = ran(arm.name, "input", 17, "silu", 0.0).parity
     assert found.passed == (fault is None), found.reason
     assert fault is None or "outputs of y are outside the tolerance" in found.reason
+
+
+def test_a_product_that_only_its_arm_knows_is_refused(monkeypatch) -> None:
+    arm = ARMS["block_nvfp4_mmq"]
+    r = ran(arm.name, "launch", 17, "silu", 0.0)
+    monkeypatch.setattr(arm, "quantized", None)
+    monkeypatch.setattr(arm, "reference", lambda call, x, weights: x)
+    with pytest.raises(
+        oracle.OracleError, match="arm block_nvfp4_mmq: expected a product of BF16, or of what `quantiz"
+    ):
+        r.judge.parity(r.program, 17, sizes_for(arm.name).dims, r.x, r.out.__getitem__)
 
 
 QUANTIZERS = {
