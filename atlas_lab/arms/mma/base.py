@@ -305,7 +305,7 @@ class Mma(Arm):
         turn, one block an SM."""
         count, tiles = -(-n // TILE), one.tiles
         if one.kept:
-            return min(count, sms // one.cluster), 0
+            return min(count, max(1, sms // one.cluster)), 0
         rounds, left = divmod(count, tiles * sms)
         if not self.ragged or tiles == 1 or left > sms or rounds == 0:
             return -(-count // tiles), -(-count // tiles)
