@@ -59,7 +59,8 @@ def inspect(
     for sentence in refused:
         common.console.print(sentence, markup=False)
     if page is not None:
-        results.write(page, _page([_plain(*f) for f in found], refused, n, k, arms))
+        said = [*(f"'{a}'" for a in arms), *(f"--arch {a}" for a in arch or ())]
+        results.write(page, _page([_plain(*f) for f in found], refused, n, k, " ".join(said)))
         common.console.print(f"written: {page}", markup=False)
     answer = {"schema": "atlas-lab.inspect/2", "n": n, "k": k, "kernels": [_plain(*f) for f in found]}
     common.give(json.dumps({**answer, "refused": refused}, indent=1) + "\n")
@@ -164,17 +165,17 @@ def _plain(arm: Arm, target: Target, arch: str, x: Run, counts: dict[str, int] |
 HEAD = ("arm", "M", "kernel", "threads", "registers", "spills", "shared memory", "warnings", "blocks an SM holds")
 
 
-def _page(kernels: Sequence[dict[str, Any]], refused: Sequence[str], n: int, k: int, arms: Sequence[str]) -> str:
+def _page(kernels: Sequence[dict[str, Any]], refused: Sequence[str], n: int, k: int, said: str) -> str:
     """The table as Markdown, one architecture after another."""
-    command = " ".join(["atlas-lab inspect", *(f"'{a}'" for a in arms), f"-n {n} -k {k}"])
+    command = f"atlas-lab inspect {said} -n {n} -k {k}"
     lines = [
         "# Kernels: registers and occupancy",
         "",
         f"<!-- written by `{command} --page`; do not edit -->",
         "",
         f"What arms launch for a weight of {n} x {k} at these M, shared memory in bytes; "
-        + ", ".join(f"{name} {version}" for name, version in tool().items() if name != "name")
-        + ".",
+        + ", ".join(f"{name} {version}" for name, version in tool().items() if name not in ("name", "version"))
+        + f"; atlas-lab {tool()['version']}.",
     ]
     for arch in dict.fromkeys(f["arch"] for f in kernels):
         mine = [f for f in kernels if f["arch"] == arch]

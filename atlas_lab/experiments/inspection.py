@@ -71,14 +71,14 @@ def launches(registry: Registry, arm: Arm, target: Target, n: int, k: int, rows:
     served = [m for m in rows if m in arm.rows] or ([arm.rows.first] if tuple(rows) == ROWS else [])
     if not served:
         raise ConfigError(f"inspect {arm.name}: found M {', '.join(map(str, rows))}, expected {arm.rows}")
-    site = Site(tuple(_projection(role, n, k, _format(registry, arm)) for role in _roles(arm)))
     context = Context(
         target=target,
         dims=ModelDims("inspect", hidden=k, intermediate=n, layers=1),
-        preferences=Preferences(tuple(Pin(role, arm.name, origin="inspect") for role in site.roles)),
+        preferences=Preferences(tuple(Pin(role, arm.name, origin="inspect") for role in _roles(arm))),
         rows=tuple(Rows(m, m) for m in served),
         table=shipped_table(target.name),
     )
+    site = _site(registry, arm, n, k, context)
     plan = plan_variant(arm.name, "", [site], context, served, registry)
     found: dict[tuple[object, ...], list[int]] = {}
     first: dict[tuple[object, ...], Launch] = {}
@@ -115,12 +115,14 @@ def _roles(arm: Arm) -> tuple[str, ...]:
     return tuple(roles)
 
 
-def _format(registry: Registry, arm: Arm) -> Format:
-    """The first format of the family the arm starts from."""
+def _site(registry: Registry, arm: Arm, n: int, k: int, context: Context) -> Site:
+    """Weights in the first format of the family the arm starts from that it takes, or in the first of all."""
     mine = [f for f in registry.formats.values() if f.family == (arm.source or "bf16")]
     if not mine:
         raise ConfigError(f"inspect {arm.name}: found no format of the family {arm.source!r} that it starts from")
-    return mine[0]
+    sites = [Site(tuple(_projection(role, n, k, f) for role in _roles(arm))) for f in mine]
+    taken = (s for s in sites if arm.eligible(s.projections[0] if len(s.projections) == 1 else s, context))
+    return next(taken, sites[0])
 
 
 def _projection(role: str, n: int, k: int, form: Format) -> Projection:

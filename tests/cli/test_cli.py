@@ -349,7 +349,8 @@ def test_inspect(run: Run):
     said = "toy_one: inspect toy_one: found M 4, expected 1"
     assert out.endswith(f"{said}\nwritten: k.md\n")
     lines = Path("k.md").read_text().splitlines()
-    assert lines[2] == "<!-- written by `atlas-lab inspect 'toy' 'toy_one' -n 17408 -k 5120 --page`; do not edit -->"
+    command = "atlas-lab inspect 'toy' 'toy_one' --arch sm_90a -n 17408 -k 5120 --page"
+    assert lines[2] == f"<!-- written by `{command}`; do not edit -->"
     (row,) = [line for line in lines if line.startswith("| toy ")]
     assert f"| 4 | `{kernel['kernel']}` | {kernel['threads']} | {kernel['registers']} | 0 |" in row
     assert row.endswith("| 0 | 32 (blocks) |")
