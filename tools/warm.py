@@ -12,19 +12,15 @@ from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatch
 
 from atlas_lab.arms import atlas_arms
-from atlas_lab.core.arm import Arm
+from atlas_lab.core.arm import kernels_of
 from atlas_lab.kernels.lang import KernelError, compile_kernel
-
-
-def _kernels(arm: Arm) -> tuple:
-    return (*arm.kernels, *arm.optional_kernels)
 
 
 def _compiled(arch: str, name: str, index: int) -> str:
     """What went wrong; empty if nothing did."""
     arm = next(a for a in atlas_arms() if a.name == name)
     try:
-        compile_kernel(_kernels(arm)[index], arch)
+        compile_kernel(kernels_of(arm)[index], arch)
     except KernelError as e:
         return str(e)
     return ""
@@ -34,7 +30,7 @@ def main(arch: str, *patterns: str) -> int:
     begin, todo = time.monotonic(), {}
     for arm in atlas_arms():
         if any(fnmatch(arm.name, p) for p in patterns):
-            for index, kernel in enumerate(_kernels(arm)):
+            for index, kernel in enumerate(kernels_of(arm)):
                 todo.setdefault(kernel, (arch, arm.name, index))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         wrong = [w for w in pool.map(_compiled, *zip(*todo.values(), strict=True)) if w]

@@ -22,10 +22,11 @@ from atlas_lab.core.rows import rows_from
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.formats import nvfp4_groups
-from atlas_lab.kernels.activation.quantized import gated_grid, gated_nvfp4
+from atlas_lab.kernels.activation.quantized import gated_nvfp4
 from atlas_lab.kernels.gemm.nvfp4_w4a4 import gemm_nvfp4_w4a4, stage_bytes
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.nvfp4 import EACH, GROUP, THREADS, quantize_nvfp4
+from atlas_lab.kernels.quantize.nvfp4_blocks import blocks_grid
 
 FIRST_ROWS = 17
 SNR_DB = 15.0  # of W4A4 against the unquantized product
@@ -104,7 +105,7 @@ def _quantizer(c: Call, *tensors: Tensor) -> tuple[Kernel, int | tuple[int, int]
     if not c.prologue:
         return quantize_nvfp4(scaled=scaled), -(-count // THREADS), (*source(c), *tensors, count)
     kernel = gated_nvfp4(clamp=c.prologue_limit > 0, scaled=scaled)
-    return kernel, gated_grid(c.m, c.k), (*source(c), *tensors, c.k, *form(c))
+    return kernel, blocks_grid(c.m, c.k), (*source(c), *tensors, c.k, *form(c))
 
 
 def _kernel(t: Tile, pairs: bool) -> Kernel:

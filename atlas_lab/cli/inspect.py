@@ -58,11 +58,12 @@ def inspect(
         _print(common, found)
     for sentence in refused:
         common.console.print(sentence, markup=False)
+    kernels = [_plain(*f) for f in found]
     if page is not None:
         said = [*(f"'{a}'" for a in arms), *(f"--arch {a}" for a in arch or ())]
-        results.write(page, _page([_plain(*f) for f in found], refused, n, k, " ".join(said)))
+        results.write(page, _page(kernels, refused, n, k, " ".join(said)))
         common.console.print(f"written: {page}", markup=False)
-    answer = {"schema": "atlas-lab.inspect/2", "n": n, "k": k, "kernels": [_plain(*f) for f in found]}
+    answer = {"schema": "atlas-lab.inspect/2", "n": n, "k": k, "kernels": kernels}
     common.give(json.dumps({**answer, "refused": refused}, indent=1) + "\n")
     return DONE
 

@@ -233,8 +233,9 @@ def _of_some_k(arm: Arm, known: Mapping[str, Format], base: Context, left: set[K
         n = next((n for n in (24, 96, 256) if d.allows(n, k)), 0)
         for s, m in product(arm.settings(n * len(d.roles), k, base.target) if n else (), ms):
             c = replace(d.case(n, k, m, "a setting of this K"), setting=s)
-            if left & set(launched(c, arm, base)):
-                left -= set(launched(c, arm, base))
+            found = left & set(launched(c, arm, base))
+            if found:
+                left -= found
                 yield c
 
 

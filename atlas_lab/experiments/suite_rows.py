@@ -25,11 +25,12 @@ OF_MORE_ROWS = 0.95  # no row count takes more than 5 % longer than a larger one
 
 def rows() -> tuple[Case, ...]:
     """The cases, those of one arm after each other."""
+    used = shapes()[SHAPE]
     return tuple(
         BenchCase(
             *(few if m <= FEW else many, format, *SHAPE, m, peer),
             of_more_rows=OF_MORE_ROWS,
-            used=shapes()[SHAPE],
+            used=used,
         )
         for format, (few, many, peer) in LINES.items()
         for m in ROWS

@@ -61,11 +61,8 @@ class Form(NamedTuple):
 
     @property
     def setting(self) -> Setting:
-        usual = Form(*self[:4])._asdict()
-        given = list(usual)[:4]
-        return setting(
-            **{name: value for name, value in self._asdict().items() if name in given or value != usual[name]}
-        )
+        usual = self._field_defaults
+        return setting(**{name: value for name, value in self._asdict().items() if usual.get(name) != value})
 
 
 class Launched(NamedTuple):

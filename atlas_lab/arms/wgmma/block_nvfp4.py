@@ -30,7 +30,8 @@ from atlas_lab.core.verdict import Verdict
 from atlas_lab.kernels.activation.quantized import gated_nvfp4_blocks
 from atlas_lab.kernels.gemm.wgmma_block_nvfp4 import PITCH, stage_bytes, wgmma_block_nvfp4
 from atlas_lab.kernels.lang import Kernel
-from atlas_lab.kernels.quantize.nvfp4_blocks import THREADS, blocks_grid, quantize_nvfp4_blocks
+from atlas_lab.kernels.quantize.nvfp4 import THREADS
+from atlas_lab.kernels.quantize.nvfp4_blocks import blocks_grid, quantize_nvfp4_blocks
 
 K_MULTIPLE = 256  # rows of 144 bytes, which the copy engine takes
 COLUMNS = 128  # of y in a tile

@@ -5,8 +5,8 @@ import functools
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.activation.gated import gated_of
 from atlas_lab.kernels.lang import cuda
-from atlas_lab.kernels.quantize import fp8_groups, int8, lanes_order, nvfp4, nvfp4_blocks
-from atlas_lab.kernels.quantize.nvfp4 import EACH, quantized
+from atlas_lab.kernels.quantize import fp8_groups, int8, lanes_order, nvfp4
+from atlas_lab.kernels.quantize.nvfp4 import EACH, store_quantized
 from atlas_lab.kernels.quantize.nvfp4_blocks import blocks_quantizer
 from atlas_lab.kernels.quantize.nvfp4_lanes import lanes_quantizer, plain
 
@@ -48,7 +48,7 @@ def gated_words(clamp: bool):
 def gated_nvfp4(clamp: bool = False, scaled: bool = False):
     """What `quantize_nvfp4(scaled)` writes, bit for bit, of what `gated_product(clamp=clamp)` writes of g and u, BF16
     `[m, k]`, rows of which lie `g_row` and `u_row` elements apart, both from 16 bytes on and multiples of 8; k a
-    multiple of 16; `kind` is `gated.kind_of` an activation. The grid is `gated_grid(m, k)`.
+    multiple of 16; `kind` is `gated.kind_of` an activation. `blocks_grid(m, k)` blocks.
 
     A dependent launch may start at once.
     """
@@ -61,12 +61,7 @@ def gated_nvfp4(clamp: bool = False, scaled: bool = False):
         words = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
         if column < k:
             words = words_of(source, row, column)
-        out, scale = quantized(words, tensor_scale)
-        if column < k:
-            at = row * k + column
-            L.stg_b32(codes, at >> 1, out)
-            if column & EACH == 0:
-                L.stg_b8(scales, at >> 4, scale)
+        store_quantized(words, tensor_scale, codes, scales, row * k + column, column < k)
 
     if scaled:
 
@@ -102,11 +97,6 @@ def gated_nvfp4(clamp: bool = False, scaled: bool = False):
         run((g, u, g_row, u_row, kind), L.f32(1), codes, scales, k)
 
     return kernel
-
-
-def gated_grid(m: int, k: int) -> tuple[int, int]:
-    """Blocks of a launch of `gated_nvfp4`."""
-    return m, -(-k // (EACH * nvfp4.THREADS))
 
 
 @L.family
@@ -166,7 +156,7 @@ def gated_nvfp4_blocks(clamp: bool = False):
     """
     quantize = blocks_quantizer(gated_words(clamp))
 
-    @L.kernel(launch_bounds=(nvfp4_blocks.THREADS, 8))
+    @L.kernel(launch_bounds=(nvfp4.THREADS, 8))
     def kernel(
         g: L.In[L.bf16],
         u: L.In[L.bf16],

@@ -26,7 +26,7 @@ def keeping(reader: Any, warps: int, depth: int, columns: int, kept: int, blocks
     flight."""
     size, beginning, own = reader.size, max(depth, kept), warps // blocks
     locate, copy, use, take, rows_of = reader.locate, reader.copy, reader.use, reader.take, reader.place
-    crosses, x_of = reader.crosses, part_of(reader.registers * columns)
+    crosses, x_of, four_of = reader.crosses, part_of(reader.registers * columns), part_of(4)
     store = fragment_stored(reader.alpha, reader.lift)
     mail = own * columns * FRAGMENT  # of a place: what comes from the block before
     room = _room(own, columns, blocks)
@@ -111,8 +111,7 @@ def keeping(reader: Any, warps: int, depth: int, columns: int, kept: int, blocks
         L.mbarrier_wait(bars, empty + place, L.u32(number // TURNS & 1 ^ 1))
         at = L.i32(place * room + L.warp_id() * columns * FRAGMENT + 16 * L.lane_id())
         for c in L.unroll(columns):
-            four = (sums[4 * c], sums[4 * c + 1], sums[4 * c + 2], sums[4 * c + 3])
-            L.sts_v4_f32(shared, at + c * FRAGMENT, four)
+            L.sts_v4_f32(shared, at + c * FRAGMENT, four_of(sums, c))
         cuda.syncwarp()
         if L.lane_id() == 0:
             if blocks > 1 and cuda.threadIdx.x == 0 and rank_of() > 0:  # it is full once mail has come, too

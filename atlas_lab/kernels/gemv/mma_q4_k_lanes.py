@@ -70,7 +70,7 @@ def reader_of(tiles: int, columns: int, kept: bool) -> Reader:
     group_of_x, all_of_x = of_x.part, of_x.take
     begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine, quad = scaled_rows(columns), part_of(4 * columns), part_of(4)
-    last = part_of(PIECES * columns, of_x.registers * columns)
+    sums_kept = part_of(PIECES * columns, of_x.registers * columns)
     multiply, multiply_first = L.mma_m16n8k16_bf16, L.mma_m16n8k16_bf16_first
 
     @L.device
@@ -182,7 +182,7 @@ def reader_of(tiles: int, columns: int, kept: bool) -> Reader:
                     now = scaled(now, part, upper, lower)
                 out = out + now
             by_scale = out
-        parts = last(x, 0) if kept else in_pieces(total)
+        parts = sums_kept(x, 0) if kept else in_pieces(total)
         out = ()
         for t in L.unroll(tiles):
             now = mine(sums, t)

@@ -57,19 +57,28 @@ def value(v):
 
 
 @L.device
-def quantized(words, tensor_scale):
-    """8 codes of 8 BF16, half a group that this lane and the next one have, and the code of the group's scale."""
+def largest(words):
+    """The largest magnitude of a group, half of which this lane has in 8 BF16 and the next one; NaN where one is."""
     most = L.f32(0)
     for j in L.unroll(4):
         most = larger(most, words[j])
-    most = L.max_nan_f32(most, L.shfl_xor_f32(most, 1))
-    scale = scale_code(most, tensor_scale)
+    return L.max_nan_f32(most, L.shfl_xor_f32(most, 1))
+
+
+@L.device
+def store_quantized(words, tensor_scale, codes, scales, at, exists):
+    """Codes of 8 BF16, half a group that this lane and the next one have, from element `at` of all on, and the code of
+    the group's scale, where they exist."""
+    scale = scale_code(largest(words), tensor_scale)
     step = L.mul_rn(scale_value(scale), tensor_scale)
     out = L.u32(0)
     for j in L.unroll(4):
         low, high = code(L.div_rn(L.bf16_lo(words[j]), step)), code(L.div_rn(L.bf16_hi(words[j]), step))
         out = L.u32(out | (low | high << 4) << (8 * j))
-    return out, scale
+    if exists:
+        L.stg_b32(codes, at >> 1, out)
+        if at & EACH == 0:
+            L.stg_b8(scales, at >> 4, scale)
 
 
 @L.family
@@ -88,11 +97,7 @@ def quantize_nvfp4(scaled: bool = False):
         words = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
         if i < count:
             words = L.ldg_v4_b32(x, i * EACH)
-        out, scale = quantized(words, tensor_scale)
-        if i < count:
-            L.stg_b32(codes, i * (EACH // 2), out)
-            if i & 1 == 0:
-                L.stg_b8(scales, i >> 1, scale)
+        store_quantized(words, tensor_scale, codes, scales, i * EACH, i < count)
 
     if scaled:
 

@@ -7,11 +7,8 @@ import functools
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
-from atlas_lab.kernels.quantize.nvfp4 import larger, scale_code, scale_value, value
+from atlas_lab.kernels.quantize.nvfp4 import EACH, THREADS, largest, scale_code, scale_value, value
 from atlas_lab.kernels.quantize.words import plain
-
-EACH = 8  # elements of a thread, half a group
-THREADS = 128
 
 
 def blocks_grid(m: int, k: int) -> tuple[int, int]:
@@ -42,11 +39,7 @@ def blocks_quantizer(words_of: L.DeviceFunction):
         given = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
         if column < k:
             given = words_of(source, row, column)
-        most = L.f32(0)
-        for j in L.unroll(4):
-            most = larger(most, given[j])
-        most = L.max_nan_f32(most, L.shfl_xor_f32(most, 1))
-        scale = scale_value(scale_code(most, L.f32(1)))
+        scale = scale_value(scale_code(largest(given), L.f32(1)))
         made = ()
         for j in L.unroll(4):
             made = made + (L.mul_rn(value(L.div_rn(L.bf16_lo(given[j]), scale)), scale),)
