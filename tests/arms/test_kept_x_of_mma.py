@@ -125,14 +125,19 @@ def test_shared_memory_fits_an_sm_of_hopper(name: str, form: Form, m: int) -> No
     arm = ARMS[name]
     one = arm._launched(form, m)
     assert one.warps * one.kept in (0, form.units)
-    assert one.own * one.depth * arm.unit <= arm._shared(one) <= TARGETS["h200"].shared_per_block == 232448
+    assert (
+        one.own * one.depth * arm.unit
+        <= arm._shared(one, arm.span * form.units)
+        <= TARGETS["h200"].shared_per_block
+        == 232448
+    )
 
 
 def test_cards_are_offered_what_their_shared_memory_holds_for_any_rows() -> None:
     held_narrow = 0
     for (name, form), card in product(SHIPPED, TARGETS.values()):
         arm = ARMS[name]
-        narrow, wide = (arm._shared(arm._launched(form, m)) for m in (1, 16))
+        narrow, wide = (arm._shared(arm._launched(form, m), arm.span * form.units) for m in (1, 16))
         if wide > card.shared_per_block:
             held_narrow += narrow <= card.shared_per_block
             assert form.setting not in arm.settings(N, arm.span * form.units, card)

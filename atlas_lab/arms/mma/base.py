@@ -19,6 +19,7 @@ from atlas_lab.core.target import Target
 from atlas_lab.core.tuning import Setting, chosen, setting
 from atlas_lab.core.verdict import Verdict, no, yes
 from atlas_lab.kernels.activation.gated import KINDS, kind_of
+from atlas_lab.kernels.gemv.abreast import CHUNK, CHUNKS, abreast_bytes
 from atlas_lab.kernels.gemv.cluster import cluster_bytes
 from atlas_lab.kernels.gemv.columns import TILE, finish_bytes
 from atlas_lab.kernels.gemv.kept import kept_bytes
@@ -36,9 +37,10 @@ UNKEPT_DEPTH = 2  # units in flight where a form keeps x and a kernel of it does
 class Form(NamedTuple):
     """A setting: warps a tile, units in flight, and units in flight and row tiles where x has more than 8 rows; over
     how many blocks of a cluster the warps are spread, for up to 8 rows and for more; of how many units a warp keeps x
-    in registers, likewise. Where it does, K is so many units for each warp.
+    in registers, likewise. Where it does, K is so many units for each warp. `abreast`: how many row tiles a block has
+    at once, each of so many warps, whose weights go straight into registers; 0: they go through a ring.
 
-    Bits do not depend on the last four. As a `Setting`, clusters of one block and units that are not kept are left out.
+    Bits depend on the warps alone. As a `Setting`, whatever is as usual in the last five is left out.
     """
 
     warps: int
@@ -49,6 +51,7 @@ class Form(NamedTuple):
     wide_cluster: int = 1
     kept: int = 0
     wide_kept: int = 0
+    abreast: int = 0
 
     @property
     def clustered(self) -> bool:
@@ -58,6 +61,11 @@ class Form(NamedTuple):
     def units(self) -> int:
         """Of K, where warps keep x; 0: any number."""
         return self.warps * max(self.kept, self.wide_kept)
+
+    @property
+    def alone(self) -> bool:
+        """Whether an SM has one block of it or of its cluster: the model does not know what that costs."""
+        return self.clustered or self.units > 0 or self.abreast > 0
 
     @property
     def setting(self) -> Setting:
@@ -74,11 +82,17 @@ class Launched(NamedTuple):
     columns: int
     cluster: int
     kept: int = 0
+    abreast: int = 0
 
     @property
     def own(self) -> int:
         """Warps of a block."""
-        return self.warps // self.cluster
+        return self.warps * max(self.abreast, 1) // self.cluster
+
+    @property
+    def fills(self) -> bool:
+        """Whether an SM has one block, which takes row tiles in turn."""
+        return self.kept > 0 or self.abreast > 0
 
 
 class Mma(Arm):
@@ -122,7 +136,7 @@ class Mma(Arm):
         self.epilogues = ("activation", "limit") if joined else ()
         self.prologues = (*KINDS, "limit") if self.gate_caps and not joined else ()
         plain = tuple(dict.fromkeys(self._made([""])))
-        apart = [k for k in plain if dict(k.spec.parameters)["cluster"] > 1 or dict(k.spec.parameters).get("kept")]
+        apart = [k for k in plain if _apart(dict(k.spec.parameters))]
         self.kernels = tuple(k for k in plain if k not in apart)
         more = [*(PAIRS if joined else ()), *(GATES if self.prologues else ())]
         waiting = ["dependent " + way for way in ("", *more)] if self.dependent else []
@@ -138,7 +152,7 @@ class Mma(Arm):
     def _served(self, *, whole: bool) -> Sequence[Form]:
         """Those that serve; where K is not in whole units, the first. Where projections border on each other it is two
         of one block and at most two row tiles, which end where projections do."""
-        ending = [f for f in self.forms if f.wide_tiles <= 2 and not f.clustered and not f.units][:2]
+        ending = [f for f in self.forms if f.wide_tiles <= 2 and not f.alone][:2]
         served = ending if self.joined else self.forms
         return served if whole else served[:1]
 
@@ -148,7 +162,7 @@ class Mma(Arm):
         one = self._launched(form, m, way)
         apart = self.pair_apart if pair else self.apart if self.joined else 0
         cap = self.gate_caps[one.columns] if gate else self.cap(one.columns, one.tiles, variant) + apart
-        cap = cap_of_one(one.own) if one.kept else cap
+        cap = cap_of_one(one.own) if one.fills else cap
         more = {"joined": self.joined and not pair, "pair": pair, "gate": gate}
         more |= {name: name in way for name in ("dependent", "clamp")}
         return type(self).family(
@@ -158,28 +172,28 @@ class Mma(Arm):
             columns=one.columns,
             blocks=_resident(cap, one.own),
             cluster=one.cluster,
-            **({"kept": one.kept} if one.kept else {}),
+            **{name: n for name, n in (("kept", one.kept), ("abreast", one.abreast)) if n},
             **{name: True for name, value in more.items() if value},
             **variant,
         )
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
-        """In the model's order; those over clusters and those that keep x, whose cost it does not know, come last: only
-        a tuned table chooses them."""
-        served = [f for f in self._served(whole=k % self.span == 0) if self._runs(f, target)]
+        """In the model's order; those of which an SM has one block, whose cost it does not know, come last: only a
+        tuned table chooses them."""
+        served = [f for f in self._served(whole=k % self.span == 0) if self._runs(f, k, target)]
         served = [f for f in served if f.units in (0, k / self.span)]
-        alone = [f for f in served if not f.clustered and not f.units]
+        known = [f for f in served if not f.alone]
         return [
             s
-            for forms in (alone, [f for f in served if f not in alone])
+            for forms in (known, [f for f in served if f.alone])
             for s in ranked(((form.setting, self._work(form, n, k, target.sms)) for form in forms), target)
         ]
 
-    def _runs(self, form: Form, target: Target) -> bool:
+    def _runs(self, form: Form, k: int, target: Target) -> bool:
         """Whether a card has what the form's kernels need, and the shared memory for either number of columns."""
-        return all(
+        return (not form.abreast or k <= CHUNK * CHUNKS) and all(
             target.meets(self._kernel(form, m, self.variants[0], "").needs)
-            and self._shared(self._launched(form, m)) <= target.shared_per_block
+            and self._shared(self._launched(form, m), k) <= target.shared_per_block
             for m in (1, NARROW + 1)
         )
 
@@ -190,14 +204,16 @@ class Mma(Arm):
             bytes=max(1, int(n * k * self.weight_bytes)),
             blocks=self._blocks(n, one, sms)[0] * one.cluster,
             threads=32 * one.own,
-            registers=cap_of_one(one.own) if one.kept else registers,
+            registers=cap_of_one(one.own) if one.fills else registers,
             in_flight=one.depth * TILE * self.span * self.weight_bytes / 32,
             issue=self.issue,
-            shared=self._shared(one),
+            shared=self._shared(one, k),
         )
 
-    def _shared(self, one: Launched) -> int:
+    def _shared(self, one: Launched, k: int) -> int:
         """Dynamic shared memory of a block, bytes: the warps' rings, then their sums in its place."""
+        if one.abreast:
+            return abreast_bytes(one.warps, one.abreast, one.columns, k)
         ring = one.depth * one.tiles * self.unit
         if one.kept:
             return kept_bytes(one.warps, one.depth, one.columns, self.unit, one.cluster)
@@ -212,16 +228,17 @@ class Mma(Arm):
             form = self._plain(form)
         pair, gate = "pair" in way, "gate" in way
         if m <= NARROW:
-            tiles = 2 if pair else 1 if form.kept else self.tiles
-            return Launched(form.warps, form.depth, tiles, 1, form.cluster, form.kept)
+            tiles = 2 if pair else 1 if form.kept or form.abreast else self.tiles
+            return Launched(form.warps, form.depth, tiles, 1, form.cluster, form.kept, form.abreast)
         tiles = 2 if pair else 1 if gate or form.wide_kept else form.wide_tiles
-        return Launched(form.warps, form.wide_depth, tiles, 2, form.wide_cluster, form.wide_kept)
+        return Launched(form.warps, form.wide_depth, tiles, 2, form.wide_cluster, form.wide_kept, form.abreast)
 
     def _plain(self, form: Form) -> Form:
         """One of one block that loads x, and of the same bits."""
-        if not form.units:
+        if not form.units and not form.abreast:
             return form._replace(cluster=1, wide_cluster=1)
-        alike = [f._replace(cluster=1, wide_cluster=1) for f in self.forms if f.warps == form.warps and not f.units]
+        through = [f for f in self.forms if f.warps == form.warps and not f.units and not f.abreast]
+        alike = [f._replace(cluster=1, wide_cluster=1) for f in through]
         return next(iter(alike), Form(form.warps, UNKEPT_DEPTH, UNKEPT_DEPTH, 1))
 
     # what a format says
@@ -287,7 +304,7 @@ class Mma(Arm):
                 grid=grid * one.cluster,
                 block=32 * one.own,
                 cluster=one.cluster,
-                shared=self._shared(one),
+                shared=self._shared(one, c.k),
                 args=args,
                 flops=2 * c.m * c.n * c.k,
                 pipe="mma_bf16",
@@ -298,10 +315,10 @@ class Mma(Arm):
 
     def _blocks(self, n: int, one: Launched, sms: int) -> tuple[int, int]:
         """Blocks, or clusters, for n rows of weights, and how many of them take the form's row tiles: where the last
-        round of those would keep few SMs busy, its tiles go to blocks of their own. Blocks that keep x take tiles in
-        turn, one block an SM."""
+        round of those would keep few SMs busy, its tiles go to blocks of their own. Where an SM has one block, blocks
+        take tiles in turn."""
         count, tiles = -(-n // TILE), one.tiles
-        if one.kept:
+        if one.fills:
             return min(count, max(1, sms // one.cluster)), 0
         rounds, left = divmod(count, tiles * sms)
         if not self.ragged or tiles == 1 or left > sms or rounds == 0:
@@ -319,6 +336,11 @@ class Mma(Arm):
         """Rows of a weight whose projection ends where its tiles do."""
         rows: int = self.operands(w)[0].shape[0]
         return rows
+
+
+def _apart(parameters: Mapping[str, Any]) -> bool:
+    """Whether a kernel of these is of blocks that no other shares an SM with."""
+    return parameters["cluster"] > 1 or any(parameters.get(name) for name in ("kept", "abreast"))
 
 
 def cap_of_one(warps: int) -> int:

@@ -55,7 +55,10 @@ class Fp8Mma(Mma):
     source = "fp8"
     family = staticmethod(mma_fp8)
     unit, span, weight_bytes, issue = UNIT, SPAN, 1, 0.11
-    forms: Sequence[Form] = (*(Form(8, 2, 2, 1), Form(4, 1, 1, 2), Form(4, 1, 1, 3), Form(16, 2, 2, 1, 4, 4)),)
+    forms: Sequence[Form] = (
+        *(Form(8, 2, 2, 1), Form(4, 1, 1, 2), Form(4, 1, 1, 3), Form(16, 2, 2, 1, 4, 4)),
+        *(Form(2, 1, 1, 1, abreast=9), Form(3, 1, 1, 1, abreast=7), Form(6, 1, 1, 1, abreast=3)),
+    )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 96, (2, 3): 152})
     apart, pair_apart = 16, 16
     variants = tuple({"whole": w, "scale": d} for d in SCALES.values() for w in (True, False))

@@ -4,11 +4,37 @@ import functools
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.tile import axpy
-from atlas_lab.kernels.gemv.columns import activations, first_product, part_of, product, rows_of_tile, scaled_rows
+from atlas_lab.kernels.gemv.abreast import Straight, abreast_of, refuse_all_but_plain
+from atlas_lab.kernels.gemv.columns import (
+    activations,
+    first_product,
+    part_of,
+    product,
+    rows_at,
+    rows_of_tile,
+    scaled_rows,
+)
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
 
 SPAN, UNIT = 128, 2048  # K, that of a block scale, and bytes of a unit of 16 rows
 RUN = 16  # K of a lane in a load
+
+
+@functools.cache
+def scales_of(by_row: bool):
+    """A device function `(args, which, row, count)`: where the scales of the lane's two rows are, of the tile that
+    begins at `row` of `count`."""
+
+    @L.device
+    def find(args, which, row, count):
+        s = one_of(which, args[1], args[3], args[5])
+        if by_row:
+            upper, lower = rows_of_tile(row, count)
+            return L.offset(s, upper), L.offset(s, lower)
+        block = L.offset(s, L.i64(min(row, count - 1) >> 7) * args[6])
+        return block, block
+
+    return find
 
 
 @functools.cache
@@ -20,19 +46,13 @@ def reader_of(tiles: int, columns: int, whole: bool, scale: L.Scalar, by_row: bo
     scaled_add, scaled, mine = axpy(4 * columns), scaled_rows(columns), part_of(4 * columns)
     # ordered where registers are few: others would be moved up
     loads = (L.ld_in_f32, L.ld_in_bf16) if wide else (L.ldg_f32, L.ldg_bf16)
-    load_scale = loads[scale is not L.f32]
+    load_scale, scales = loads[scale is not L.f32], scales_of(by_row)
 
     @L.device
     def locate(args, which, row, count, k):
         """Where the tile begins, how many rows follow, and the scales of the lane's two rows."""
-        w = one_of(which, args[0], args[2], args[4])
-        s = one_of(which, args[1], args[3], args[5])
-        here = min(row, count - 1)
-        if by_row:
-            upper, lower = rows_of_tile(row, count)
-            return L.offset(w, L.i64(here) * k), L.i32(count - 1 - here), L.offset(s, upper), L.offset(s, lower)
-        block = L.offset(s, L.i64(here >> 7) * args[6])
-        return L.offset(w, L.i64(here) * k), L.i32(count - 1 - here), block, block
+        w, here = one_of(which, args[0], args[2], args[4]), min(row, count - 1)
+        return (L.offset(w, L.i64(here) * k), L.i32(count - 1 - here), *scales(args, which, row, count))
 
     @L.device
     def copy(ring, at, source, unit, k):
@@ -104,6 +124,48 @@ def reader_of(tiles: int, columns: int, whole: bool, scale: L.Scalar, by_row: bo
     )
 
 
+@functools.cache
+def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
+    """How they are read into registers and multiplied, the same products and sums."""
+    begin, add, scales = first_product(columns, RUN), product(columns, 1, RUN), scales_of(by_row)
+    scaled_add, scaled = axpy(4 * columns), scaled_rows(columns)
+    load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
+
+    @L.device
+    def locate(args, which, row, count, k):
+        w, (upper, lower) = one_of(which, args[0], args[2], args[4]), rows_of_tile(row, count)
+        above, below = rows_at(w, upper, lower, k)
+        run = RUN * (L.lane_id() & 3)
+        return (L.offset(above, run), L.offset(below, run), *scales(args, which, row, count))
+
+    @L.device
+    def load(source, unit, k):
+        words = ()
+        for i in L.unroll(2):
+            for h in L.unroll(2):
+                words = words + L.ld_in_v4_b32_line(source[h], L.i32(unit * SPAN + 64 * i))
+        return words
+
+    @L.device
+    def use(sums, words, source, args, of_x, at, unit):
+        step = L.i32(0 if by_row else unit * args[7])
+        f = load_scale(source[2], step)
+        part = ()
+        for i in L.unroll(2):
+            v = of_x(at, unit, i)
+            for j in L.unroll(4):
+                a, b = L.e4m3x4_bf16x2(words[8 * i + j]), L.e4m3x4_bf16x2(words[8 * i + 4 + j])
+                if i == 0 and j == 0:
+                    part = begin((a[0], b[0], a[1], b[1]), v, 0)
+                else:
+                    part = add(part, 0, (a[0], b[0], a[1], b[1]), v, j)
+        if by_row:
+            return scaled(sums, part, f, load_scale(source[3], step))
+        return scaled_add(sums, part, f)
+
+    return Straight(SPAN, 16, locate, load, use, no_alpha)
+
+
 @L.family
 def mma_fp8(
     warps: int = 8,
@@ -118,6 +180,7 @@ def mma_fp8(
     pair: bool = False,
     clamp: bool = False,
     cluster: int = 1,
+    abreast: int = 0,
 ):
     """W E4M3 `[n_i, k]` of up to three projections with their scales, F32 or BF16; x BF16 `[m, k]`, y BF16
     `[m, n]`; m at most 8·columns, k a multiple of 16, of 128 if `whole`.
@@ -125,22 +188,19 @@ def mma_fp8(
     Scale `r·down + (c >> 7)·across` belongs to column c of the 128 rows number r: `down` and `across` are ceil(k/128)
     and 1 for one scale a block of 128x128, 0 and 0 for one of the whole tensor; `by_row` reads one a row instead.
     `first`, `second` (multiples of 128 under block scales), `pair`, `clamp` and `cluster` as in `mma_nvfp4_lanes`.
-    Weights become BF16 in registers, exactly; sums over 128 of K are scaled and added.
+    Weights become BF16 in registers, exactly; sums over 128 of K are scaled and added. A block has `abreast` tiles at
+    once, if that is not 0, each of `warps` warps, and takes more in turn: k is a multiple of 128 then, at most 8192.
     """
-    reader = reader_of(tiles, columns, whole, scale, by_row)
-    run = stream(
-        reader,
-        warps,
-        depth,
-        tiles,
-        columns,
-        joined,
-        pair,
-        clamp=clamp,
-        cluster=cluster,
-    )
+    if abreast:
+        asked = {"joined": joined, "pair": pair, "clamp": clamp, "not whole": not whole}
+        refuse_all_but_plain("abreast", asked, tiles, cluster)
+        run = abreast_of(straight_of(columns, scale, by_row), warps, abreast, columns)
+    else:
+        reader = reader_of(tiles, columns, whole, scale, by_row)
+        run = stream(reader, warps, depth, tiles, columns, joined, pair, clamp=clamp, cluster=cluster)
+    threads = 32 * warps * max(abreast, 1) // cluster
 
-    @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
+    @L.kernel(launch_bounds=(threads, blocks))
     def kernel(
         w0: L.In[L.e4m3],
         s0: L.In[scale],

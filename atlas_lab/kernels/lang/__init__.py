@@ -147,6 +147,7 @@ from atlas_lab.kernels.lang.dependent import (
     ld_in_v2_b32,
     ld_in_v2_b32_stream,
     ld_in_v4_b32,
+    ld_in_v4_b32_line,
     ld_in_v4_b32_stream,
 )
 from atlas_lab.kernels.lang.descriptor import (
@@ -190,6 +191,7 @@ from atlas_lab.kernels.lang.memory import (
     ldg_v2_b32,
     ldg_v2_b32_stream,
     ldg_v4_b32,
+    ldg_v4_b32_line,
     ldg_v4_b32_stream,
     offset,
     st_release_b32,
@@ -453,6 +455,7 @@ __all__ = [
     "ld_in_v2_b32",
     "ld_in_v2_b32_stream",
     "ld_in_v4_b32",
+    "ld_in_v4_b32_line",
     "ld_in_v4_b32_stream",
     "ld_v4_b32",
     "ldg_b8",
@@ -466,6 +469,7 @@ __all__ = [
     "ldg_v2_b32",
     "ldg_v2_b32_stream",
     "ldg_v4_b32",
+    "ldg_v4_b32_line",
     "ldg_v4_b32_stream",
     "ldmatrix_tile",
     "ldmatrix_x1",

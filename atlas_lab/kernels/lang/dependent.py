@@ -22,8 +22,8 @@ A kernel that names `grid_wait` needs sm_90, whether its launch is dependent or 
 from __future__ import annotations
 
 from atlas_lab.kernels.lang.machine import current
-from atlas_lab.kernels.lang.memory import IN, LD, emit_bf16, load, read_bf16
-from atlas_lab.kernels.lang.op import SM90, Effect, Needs, Op
+from atlas_lab.kernels.lang.memory import IN, LD, emit_bf16, load, read_bf16, streaming
+from atlas_lab.kernels.lang.op import SM90, Effect, Op
 from atlas_lab.kernels.lang.types import f32
 
 _CONTROL = "9.7.13 griddepcontrol"
@@ -67,12 +67,12 @@ def _ld_in(form: str) -> Op:
 
 
 def _ld_in_stream(form: str) -> Op:
-    width, needs = (".L2::256B", Needs((8, 0))) if form == "v4_b32" else ("", Needs())
-    return load(f"ld_in_{form}_stream", form, "ld.global.L1::no_allocate", IN, Effect.READ, LD, width, needs)
+    return streaming(f"ld_in_{form}_stream", form, "ld.global", Effect.READ, LD, 256 if form == "v4_b32" else 0)
 
 
 ld_in_b8, ld_in_b16, ld_in_b32, ld_in_v2_b32, ld_in_v4_b32, ld_in_f32 = map(
     _ld_in, ("b8", "b16", "b32", "v2_b32", "v4_b32", "f32")
 )
 ld_in_b32_stream, ld_in_v2_b32_stream, ld_in_v4_b32_stream = map(_ld_in_stream, ("b32", "v2_b32", "v4_b32"))
+ld_in_v4_b32_line = streaming("ld_in_v4_b32_line", "v4_b32", "ld.global", Effect.READ, LD, 128)
 ld_in_bf16 = Op("ld_in_bf16", (IN,), f32, ptx=emit_bf16("ld.global"), numpy=read_bf16, effect=Effect.READ, section=LD)

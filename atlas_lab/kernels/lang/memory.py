@@ -107,16 +107,21 @@ def _ldg(form: str) -> Op:
     return load(f"ldg_{form}", form, "ld.global.nc", IN, Effect.PURE, _NC)
 
 
+def streaming(name: str, form: str, instruction: str, effect: Effect, section: str, width: int = 0) -> Op:
+    """A load called `name` that L1 does not keep; `width` bytes are what L2 fetches of memory together."""
+    wide, needs = (f".L2::{width}B", Needs((8, 0))) if width else ("", Needs())
+    return load(name, form, f"{instruction}.L1::no_allocate", IN, effect, section, wide, needs)
+
+
 def _ldg_stream(form: str) -> Op:
-    wide = form == "v4_b32"
-    width, needs = (".L2::256B", Needs((8, 0))) if wide else ("", Needs())
-    return load(f"ldg_{form}_stream", form, "ld.global.nc.L1::no_allocate", IN, Effect.PURE, _NC, width, needs)
+    return streaming(f"ldg_{form}_stream", form, "ld.global.nc", Effect.PURE, _NC, 256 if form == "v4_b32" else 0)
 
 
 ldg_b8, ldg_b16, ldg_b32, ldg_v2_b32, ldg_v4_b32, ldg_f32 = map(_ldg, ("b8", "b16", "b32", "v2_b32", "v4_b32", "f32"))
 ldg_b8_stream, ldg_b16_stream, ldg_b32_stream, ldg_v2_b32_stream, ldg_v4_b32_stream = map(
     _ldg_stream, ("b8", "b16", "b32", "v2_b32", "v4_b32")
 )
+ldg_v4_b32_line = streaming("ldg_v4_b32_line", "v4_b32", "ld.global.nc", Effect.PURE, _NC, 128)
 ld_b32, ld_f32, ld_v4_b32 = (
     load(f"ld_{form}", form, "ld.global", WRITABLE, Effect.READ, LD) for form in ("b32", "f32", "v4_b32")
 )

@@ -1,0 +1,156 @@
+"""How a block streams several row tiles abreast: weights go straight into registers, x lies in shared memory.
+
+An SM has one block, whose warps have all row tiles of the SM at once where the card is filled once: `warps` of them a
+tile, which take its units of K in turn as in `stream` and whose sums are added in their order: the same bits. A unit
+is loaded into the registers of the one that was multiplied. The copy engine brings the rows of x while the first
+weights are on their way, CHUNK of K after CHUNK, and a warp waits only for the chunk that its unit is of.
+
+Rows of x in shared memory are 16 bytes longer than they have to be, so that eight lanes that load 16 bytes each, of two
+rows, meet no bank conflict.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemv.columns import FRAGMENT, TILE, added, fragment_stored, part_of
+from atlas_lab.kernels.lang import cuda
+
+CHUNK, CHUNKS = 512, 16  # K that arrives together, a multiple of every span; as many at most
+APART = 16  # bytes
+BARRIERS = 15  # named ones of a block: as many row tiles at most
+_bring = L.bulk_load()
+
+
+class Straight(NamedTuple):
+    """How a format's weights are read into registers and multiplied; `args` are the kernel's own arguments, in a tuple.
+
+    A unit is 16 rows by `span` K. `locate(args, which, row, count, k)`: what is found once of the tile of projection
+    `which` that begins at its row `row` of `count`; `load(source, unit, k)`: the lane's `words` of a unit;
+    `use(sums, words, source, args, of_x, at, unit)` adds it, with `of_x(at, unit, i)`: the i-th run of 16 K of each 8
+    rows of x, as `columns.activations` lays them out. `lift`, then `alpha(args, which)`, are what the sums are
+    multiplied by.
+    """
+
+    span: int
+    words: int
+    locate: Any
+    load: Any
+    use: Any
+    alpha: Any
+    lift: float = 1.0
+
+
+def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
+    """A device function as `stream.stream` returns, of one projection and K a multiple of `span`, at most
+    `CHUNK·CHUNKS`: `abreast` row tiles of `warps` warps. Raises ValueError where a block has no barrier for each."""
+    if not 1 <= abreast <= BARRIERS:
+        raise ValueError(f"abreast: found {abreast} row tiles a block, expected 1 to {BARRIERS}")
+    locate, load, use, four_of = reader.locate, reader.load, reader.use, part_of(4)
+    store = fragment_stored(reader.alpha, reader.lift)
+    span, count = reader.span, reader.words
+    mine = warps * columns * FRAGMENT  # bytes of a tile's sums
+    bar = abreast * mine
+    x_at = bar + 8 * CHUNKS
+
+    @L.device
+    def bring(x, m, k):
+        """One warp starts the copies of x, a lane a row."""
+        bars, shared, lane = L.dynamic_shared(L.u64, bar), L.dynamic_shared(L.u8, x_at), L.lane_id()
+        at = L.i32(0)
+        while at < k:
+            size = L.u32(2 * min(CHUNK, k - at))
+            chunk = L.i32(at // CHUNK)
+            if lane == 0:
+                L.mbarrier_arrive_expect_tx(bars, chunk, L.u32(m) * size)
+            cuda.syncwarp()
+            if lane < m:
+                _bring(shared, L.i32(lane * (2 * k + APART) + 2 * at), x, L.i32(lane * k + at), size, bars, chunk)
+            at = L.i32(at + CHUNK)
+
+    @L.device
+    def places(m, k):
+        """Where the lane's first run of its row of each 8 lies; rows past m repeat the last."""
+        rows, lane = (), L.lane_id()
+        for c in L.unroll(columns):
+            rows = rows + (L.i32(min((lane >> 2) + 8 * c, m - 1) * (2 * k + APART) + 32 * (lane & 3)),)
+        return rows
+
+    @L.device
+    def of_x(at, unit, i):
+        shared, found = L.dynamic_shared(L.u8, x_at), ()
+        for c in L.unroll(columns):
+            here = L.i32(at[c] + 2 * span * unit + 128 * i)
+            found = found + L.lds_v4_b32(shared, here) + L.lds_v4_b32(shared, here + 16)
+        return found
+
+    @L.device
+    def first_of(args, row, n, unit, k):
+        """What is found of the tile, and the words of its unit; zeros where there is none such."""
+        source = locate(args, 0, row, n, k)
+        words = ()
+        for _ in L.unroll(count):
+            words = words + (L.u32(0),)
+        if row < n and unit * span < k:
+            words = load(source, unit, k)
+        return source, words
+
+    @L.device
+    def end(slot, warp, sums, args, y, row, m, n):
+        """The tile's sums are added and stored."""
+        shared, lane = L.dynamic_shared(L.u8, 0), L.lane_id()
+        for c in L.unroll(columns):
+            L.sts_v4_f32(shared, L.i32(slot * mine + (warp * columns + c) * FRAGMENT + 16 * lane), four_of(sums, c))
+        L.barrier_sync(slot + 1, 32 * warps)
+        c = warp
+        while c < columns:
+            at = L.i32(slot * mine + c * FRAGMENT + 16 * lane)
+            out = L.lds_v4_f32(shared, at)
+            for w in L.unroll(1, warps):
+                out = added(out, L.lds_v4_f32(shared, at + w * columns * FRAGMENT))
+            store(y, out, args, 0, L.i32(8 * c), row, n - row, m, n)
+            c = L.i32(c + warps)
+        L.barrier_sync(slot + 1, 32 * warps)  # the next tile's sums lie in the same place
+
+    @L.device
+    def run(args, x, y, m, n, k, first, second, kind, full):
+        slot = L.i32(L.warp_id() // warps)
+        warp = L.i32(L.warp_id() - slot * warps)
+        row, step = L.i32((slot * cuda.gridDim.x + cuda.blockIdx.x) * TILE), L.i32(cuda.gridDim.x * abreast * TILE)
+        source, words = first_of(args, row, n, warp, k)
+        bars = L.dynamic_shared(L.u64, bar)
+        if cuda.threadIdx.x == 0:
+            for i in L.unroll(CHUNKS):
+                L.mbarrier_init(bars, i, 1)
+            L.fence_mbarrier_init()
+        cuda.syncthreads()
+        if L.warp_id() == 0:
+            bring(x, m, k)
+        at, units = places(m, k), L.i32(k // span)
+        while row < n:
+            sums, unit = L.zeros(4 * columns), warp
+            while unit < units:
+                L.mbarrier_wait(bars, L.i32(unit * span // CHUNK), L.u32(0))
+                sums = use(sums, words, source, args, of_x, at, unit)
+                unit = L.i32(unit + warps)
+                if unit < units:
+                    words = load(source, unit, k)
+            later = L.i32(row + step)
+            source, words = first_of(args, later, n, warp, k)
+            end(slot, warp, sums, args, y, row, m, n)
+            row = later
+
+    return run
+
+
+def refuse_all_but_plain(what: str, asked: Mapping[str, bool], tiles: int, cluster: int) -> None:
+    """Raise ValueError unless nothing is asked for but one tile of one block: there is no such kernel for more."""
+    found = [name for name, value in asked.items() if value]
+    found += [f"{tiles} tiles"] * (tiles > 1) + [f"a cluster of {cluster}"] * (cluster > 1)
+    if found:
+        raise ValueError(f"{what}: found {', '.join(found)}, expected a plain product, 1 tile, 1 block")
+
+
+def abreast_bytes(warps: int, abreast: int, columns: int, k: int) -> int:
+    """Dynamic shared memory of a block, bytes."""
+    return abreast * warps * columns * FRAGMENT + 8 * CHUNKS + 8 * columns * (2 * k + APART)
