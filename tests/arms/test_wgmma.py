@@ -187,6 +187,24 @@ def test_a_setting_that_the_arm_does_not_know_is_refused_for_every_m(m: int) -> 
     assert "columns=999, expected one of the arm's" in found.sentence
 
 
+@BOTH
+def test_only_a_tuned_table_chooses_clusters_for_few_rows(name: str, device) -> None:
+    arm, base = ARMS[name], base_context(device.target)
+    settings = arm.settings(400, 272, device.target)
+    assert len(set(settings)) == len(settings) == len(arm.few)
+    over = [dict(s) for s in settings if len(s) > 1]
+    assert over == [dict(s) for s in settings[len(arm.narrow) :]]
+    assert {(s["columns"], s["across"]) for s in over} == set(arm.clusters)
+    case = replace(case_of(name, 33, 400, 272), setting=(("across", 2), ("columns", 128)))
+    assert tile_of(case, base) == (NARROW, 128, 2, 1)
+    assert tile_of(replace(case, setting=(("columns", 128),)), base) == (NARROW, 128, 1, 1)
+    assert tile_of(replace(case, m=100), base) == tile_of(case_of(name, 100, 400, 272), base)
+    result = run_case(case, arm, device, base)
+    assert result.ok, result.sentence
+    refused = run_case(replace(case, setting=(("across", 4), ("columns", 128))), arm, device, base)
+    assert "across=4 columns=128, expected one of the arm's" in refused.sentence
+
+
 def test_tiles_that_warpgroups_or_blocks_cannot_share_are_refused() -> None:
     with pytest.raises(ValueError, match="found tiles of 96 rows of x, expected a multiple of 64"):
         wgmma_ring.ring(3, 1024, 0, 96, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -15,6 +16,7 @@ from atlas_lab.experiments.case import Case, base_context
 from atlas_lab.experiments.cases import launched
 from atlas_lab.experiments.parity import run, run_case
 from atlas_lab.kernels.gemm.wgmma_parts import clear_flags
+from atlas_lab.kernels.gemm.wgmma_walk import share
 from atlas_lab.kernels.quantize.fp8_groups import quantize_fp8_groups
 from atlas_lab.kernels.quantize.int8 import quantize_int8_groups
 from atlas_lab.runtime.device import open_device
@@ -74,6 +76,15 @@ def test_however_shares_fall_on_tiles(name: str, tiles: int, steps: int, blocks:
     with open_device("interpreter", target) as opened:
         result = run_case(case, ARMS[name], opened, base)
     assert result.ok, result.sentence
+
+
+@pytest.mark.parametrize(("tiles", "steps", "groups"), [(40, 272, 120), (27, 136, 108), (1, 17, 2), (68, 80, 132)])
+def test_shares_are_equal_and_end_where_tiles_do_if_as_many_are_to_each(tiles: int, steps: int, groups: int) -> None:
+    begins = [share(i, tiles * steps, groups) for i in range(groups + 1)]
+    sizes = {b - a for a, b in pairwise(begins)}
+    assert (begins[0], begins[-1]) == (0, tiles * steps)
+    assert max(sizes) - min(sizes) <= 1
+    assert groups % tiles or begins[:: groups // tiles] == [steps * i for i in range(tiles + 1)]
 
 
 @WAYS

@@ -126,6 +126,19 @@ def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order() -> None:
     assert all(oracle.same_bits(first, out) for out in rest)
 
 
+@pytest.mark.parametrize(("m", "rows"), [(20, 32), (33, 64)])
+def test_only_a_tuned_table_chooses_clusters_for_few_rows(m: int, rows: int, device) -> None:
+    base = base_context(device.target)
+    settings = ARM.settings(400, 256, device.target)
+    assert [dict(s)["columns"] for s in settings if len(s) > 1] == [dict(s)["columns"] for s in settings[3:]]
+    assert {(s["columns"], s["across"]) for s in map(dict, settings[3:])} == set(ARM.clusters)
+    case = replace(case_of(m, 400, 256), setting=(("across", 2), ("columns", 128)))
+    assert tile_of(case, base) == (rows, 128, 2)
+    assert tile_of(replace(case, setting=(("columns", 128),)), base) == (rows, 128, 1)
+    result = run_case(case, ARM, device, base)
+    assert result.ok, result.sentence
+
+
 def test_it_reads_the_copy_that_decode_reads() -> None:
     """Copies of one identity are one buffer, built once and charged once."""
     base = base_context(HOPPER)

@@ -26,8 +26,9 @@ CHUNK = 16  # bytes that rows of what TMA loads are a multiple of
 
 
 class OnWarpgroups(Arm):
-    """Any M from 17 and any N. The setting is the `columns` of the tile that serves M up to 64; above that the model
-    chooses by M. All tiles add in ascending K; where they are cut, by shape and card, in as many parts."""
+    """Any M from 17 and any N. The setting is the `columns` of the tile that serves M up to 64 and, where they are
+    several, the blocks `across` a cluster that share their loads of x; above that the model chooses by M. All tiles add
+    in ascending K; where they are cut, by shape and card, in as many parts."""
 
     roles = ("*",)
     rows = rows_from(FIRST_ROWS)
@@ -40,24 +41,37 @@ class OnWarpgroups(Arm):
     pipe: str
     narrow: Sequence[int]
     """Columns of the tiles for M up to 64."""
+    clusters: Sequence[tuple[int, int]] = ()
+    """The same of tiles whose neighbours share x, and the blocks of a cluster across."""
     wide: Sequence[tuple[int, int, int]]
     """Columns of those for more, and the blocks of their clusters, across and down."""
 
     def tiles(self) -> tuple[list[Tile], list[Tile]]:
         """Those for M up to 64, and those for more."""
-        return [self._tile(NARROW, bn) for bn in self.narrow], [self._tile(WIDE, *form) for form in self.wide]
+        return [self._tile(NARROW, *form) for form in self.few], [self._tile(WIDE, *form) for form in self.wide]
+
+    @property
+    def few(self) -> list[tuple[int, int]]:
+        """Columns of the tiles for M up to 64, and the blocks of their clusters across: those of one block first."""
+        return [*((bn, 1) for bn in self.narrow), *self.clusters]
 
     def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1) -> Tile:
         return Tile(bm, bn, across, down, self.beside)
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
-        return [setting(columns=t.bn) for t in self._ordered(self.tiles()[0], NARROW, (n,), k, target)]
+        """In the model's order; those over clusters come last: only a tuned table chooses them."""
+        return self._settings(self.tiles()[0], n, k, target)
+
+    def _settings(self, tiles: Sequence[Tile], n: int, k: int, target: Target) -> list[Setting]:
+        """Those of tiles for 64 rows of x."""
+        found = sorted(self._ordered(tiles, NARROW, (n,), k, target), key=lambda t: t.across > 1)
+        return [setting(columns=t.bn, **({"across": t.across} if t.across > 1 else {})) for t in found]
 
     def tile(self, c: Call) -> Tile:
         """The one that serves a call."""
         form = dict(chosen(self, c.n, c.k, c.context))  # for every M: one that is stale is refused
         if c.m <= NARROW:
-            return self._tile(NARROW, form["columns"])
+            return self._tile(NARROW, form["columns"], form.get("across", 1))
         return self._ordered(self.tiles()[1], c.m, self.counts(c), c.k, c.context.target)[0]
 
     def counts(self, c: Call) -> Sequence[int]:

@@ -25,6 +25,7 @@ class Bf16Wgmma(OnWarpgroups):
     source = "bf16"
     element_bytes, pipe = 2, "mma_bf16"
     narrow: Sequence[int] = (256, 192, 136, 128, 64)
+    clusters: Sequence[tuple[int, int]] = ((136, 2), (128, 2), (64, 2))
     wide: Sequence[tuple[int, int, int]] = (
         *((256, 1, 2), (192, 1, 2), (176, 1, 2), (256, 1, 1), (136, 1, 1), (64, 1, 1)),
     )
@@ -32,7 +33,9 @@ class Bf16Wgmma(OnWarpgroups):
     reduction_class = ReductionClass("wgmma.m64k16.bf16", "ascending K, in parts by M, N, K, target")
 
     def __init__(self) -> None:
-        self.kernels = (clear_flags, *(self.kernel(t) for tiles in self.tiles() for t in tiles))
+        few, more = self.tiles()
+        self.kernels = (clear_flags, *(self.kernel(t) for t in (*few, *more) if t in more or t.across == 1))
+        self.optional_kernels = tuple(self.kernel(t) for t in few if t.across > 1)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "bf16")

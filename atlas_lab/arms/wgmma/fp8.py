@@ -37,6 +37,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     element_bytes, pipe = 1, "mma_e4m3"
     beside = 4
     narrow = (192, 136, 128, 64)
+    clusters = ((136, 2), (128, 2), (64, 2))
     wide = ((128, 1, 1), (64, 1, 1))
     # the products of 128 of K, then a fused addition for each in FP32: 2**-24, counted twice
     tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 4 + -(-k // (GROUP << 11)))
@@ -45,9 +46,10 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     prologues = PROLOGUES
 
     def __init__(self) -> None:
-        products = (_kernel(t) for tiles in self.tiles() for t in tiles)
-        self.kernels = (quantize_fp8_groups, *products)
-        self.optional_kernels = (gated_fp8_groups(clamp=False), gated_fp8_groups(clamp=True))
+        few, more = self.tiles()
+        self.kernels = (quantize_fp8_groups, *(_kernel(t) for t in (*few, *more) if t in more or t.across == 1))
+        gated = (gated_fp8_groups(clamp=False), gated_fp8_groups(clamp=True))
+        self.optional_kernels = (*gated, *(_kernel(t) for t in few if t.across > 1))
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "e4m3") and OverFp8.eligible(self, p, ctx)

@@ -11,7 +11,7 @@ from atlas_lab.core.call import Call
 from atlas_lab.core.launch import Launch
 from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import Tensor
-from atlas_lab.core.tuning import Setting, chosen, setting
+from atlas_lab.core.tuning import Setting, chosen
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.lanes_order import THREADS, order_for_lanes, order_grid
 
@@ -29,17 +29,16 @@ class Transposed(OnWarpgroups):
     """Consecutive K that a lane owns."""
 
     def tiles(self) -> tuple[list[Tile], list[Tile]]:
-        few: list[Tile] = [self.made(bm, bn) for bm in FEW for bn in self.narrow]
+        few: list[Tile] = [self.made(bm, *form) for bm in FEW for form in self.few]
         return few, [self.made(*form) for form in self.several]
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
-        of_most = [t for t in self.tiles()[0] if t.bm == FEW[-1]]
-        return [setting(columns=t.bn) for t in self._ordered(of_most, FEW[-1], (n,), k, target)]
+        return self._settings([t for t in self.tiles()[0] if t.bm == FEW[-1]], n, k, target)
 
     def tile(self, c: Call) -> Tile:
         form = dict(chosen(self, c.n, c.k, c.context))
         if c.m <= FEW[-1]:
-            return self.made(next(bm for bm in FEW if c.m <= bm), form["columns"])
+            return self.made(next(bm for bm in FEW if c.m <= bm), form["columns"], form.get("across", 1))
         return self._ordered(self._of_many(c), c.m, self.counts(c), c.k, c.context.target)[0]
 
     def _of_many(self, c: Call) -> list[Tile]:

@@ -32,9 +32,9 @@ def shared_tiles(tiles, groups, cut):
 
 @L.device
 def share(number, steps, groups):
-    """Where the share of group `number` begins, in `steps` steps of all tiles that are cut."""
-    each = steps // groups
-    return L.i32(number * each + min(L.i32(number), L.i32(steps - each * groups)))
+    """Where the share of group `number` begins, in `steps` steps of all tiles that are cut: at a tile's own begin for
+    every so many groups, where as many are to each tile."""
+    return L.i32(number * steps // groups)
 
 
 class Walk(NamedTuple):
