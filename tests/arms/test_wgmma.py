@@ -194,7 +194,7 @@ def test_only_a_tuned_table_chooses_clusters_for_few_rows(name: str, device) -> 
     assert len(set(settings)) == len(settings) == len(arm.few)
     over = [dict(s) for s in settings if len(s) > 1]
     assert over == [dict(s) for s in settings[len(arm.narrow) :]]
-    assert {(s["columns"], s["across"]) for s in over} == set(arm.clusters)
+    assert {(s["columns"], s.get("across", 1), s.get("split", 1)) for s in over} == set(arm.clusters)
     case = replace(case_of(name, 33, 400, 272), setting=(("across", 2), ("columns", 128)))
     assert tile_of(case, base) == (NARROW, 128, 2, 1)
     assert tile_of(replace(case, setting=(("columns", 128),)), base) == (NARROW, 128, 1, 1)

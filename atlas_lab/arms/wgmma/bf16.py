@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atlas_lab.arms.wgmma.base import OnWarpgroups, rows_for_tma
-from atlas_lab.arms.wgmma.tiles import Tile
+from atlas_lab.arms.wgmma.tiles import Tile, splitting
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Bind
@@ -25,7 +25,7 @@ class Bf16Wgmma(OnWarpgroups):
     source = "bf16"
     element_bytes, pipe = 2, "mma_bf16"
     narrow: Sequence[int] = (256, 192, 136, 128, 64)
-    clusters: Sequence[tuple[int, int]] = ((136, 2), (128, 2), (64, 2))
+    clusters: Sequence[tuple[int, int, int]] = ((136, 2, 1), (128, 2, 1), (64, 2, 1), (128, 1, 2), (128, 1, 3))
     wide: Sequence[tuple[int, int, int]] = (
         *((256, 1, 2), (192, 1, 2), (176, 1, 2), (256, 1, 1), (136, 1, 1), (64, 1, 1)),
     )
@@ -34,8 +34,8 @@ class Bf16Wgmma(OnWarpgroups):
 
     def __init__(self) -> None:
         few, more = self.tiles()
-        self.kernels = (clear_flags, *(self.kernel(t) for t in (*few, *more) if t in more or t.across == 1))
-        self.optional_kernels = tuple(self.kernel(t) for t in few if t.across > 1)
+        self.kernels = (clear_flags, *(self.kernel(t) for t in (*few, *more) if t in more or t.cluster == 1))
+        self.optional_kernels = tuple(self.kernel(t) for t in few if t.cluster > 1)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "bf16")
@@ -52,4 +52,4 @@ class Bf16Wgmma(OnWarpgroups):
         return (self.rows_map(w.weight, t.bn // t.down),)
 
     def kernel(self, t: Tile) -> Kernel:
-        return wgmma_bf16(t.bm, t.bn, t.stages, t.across, t.down, joined=self.joined)
+        return wgmma_bf16(t.bm, t.bn, t.stages, t.across, t.down, joined=self.joined, **splitting(t))

@@ -10,7 +10,7 @@ import numpy as np
 from atlas_lab.arms.fp8 import OverFp8, weight_of
 from atlas_lab.arms.gated import PROLOGUES, form, source
 from atlas_lab.arms.wgmma.base import OnWarpgroups, rows_for_tma
-from atlas_lab.arms.wgmma.tiles import Tile
+from atlas_lab.arms.wgmma.tiles import Tile, splitting
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
 from atlas_lab.core.launch import Launch
@@ -37,7 +37,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     element_bytes, pipe = 1, "mma_e4m3"
     beside = 4
     narrow = (192, 136, 128, 64)
-    clusters = ((136, 2), (128, 2), (64, 2))
+    clusters = ((136, 2, 1), (128, 2, 1), (64, 2, 1), (128, 1, 2), (128, 1, 3))
     wide = ((128, 1, 1), (64, 1, 1))
     # the products of 128 of K, then a fused addition for each in FP32: 2**-24, counted twice
     tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 4 + -(-k // (GROUP << 11)))
@@ -47,16 +47,16 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
 
     def __init__(self) -> None:
         few, more = self.tiles()
-        self.kernels = (quantize_fp8_groups, *(_kernel(t) for t in (*few, *more) if t in more or t.across == 1))
+        self.kernels = (quantize_fp8_groups, *(_kernel(t) for t in (*few, *more) if t in more or t.cluster == 1))
         gated = (gated_fp8_groups(clamp=False), gated_fp8_groups(clamp=True))
-        self.optional_kernels = (*gated, *(_kernel(t) for t in few if t.across > 1))
+        self.optional_kernels = (*gated, *(_kernel(t) for t in few if t.cluster > 1))
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "e4m3") and OverFp8.eligible(self, p, ctx)
 
-    def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1) -> Tile:
+    def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1, split: int = 1) -> Tile:
         # sums of a tile so wide are scaled while nothing is multiplied
-        return Tile(bm, bn, across, down, self.beside, exposed=bn // 2 if bn > MOST_AHEAD else 0)
+        return Tile(bm, bn, across, down, self.beside, bn // 2 if bn > MOST_AHEAD else 0, split)
 
     def scratch(self, c: Call) -> dict[str, Tensor]:
         groups = -(-c.k // GROUP)
@@ -88,4 +88,4 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
 
 
 def _kernel(t: Tile) -> Kernel:
-    return wgmma_fp8(t.bm, t.bn, t.stages, t.across, t.down)
+    return wgmma_fp8(t.bm, t.bn, t.stages, t.across, t.down, **splitting(t))

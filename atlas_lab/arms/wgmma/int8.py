@@ -109,8 +109,8 @@ class Int8Wgmma(OnWarpgroups):
     def tiles(self) -> tuple[list[Tile], list[Tile]]:
         return [self._tile(NARROW, bn) for bn in self.narrow], [self._tile(*form) for form in self.several]
 
-    def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1) -> Tile:
-        return Int8Tile(bm, bn, across, down, self.beside, sub=self.sub)
+    def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1, split: int = 1) -> Tile:
+        return Int8Tile(bm, bn, across, down, self.beside, split=split, sub=self.sub)
 
     def scratch(self, c: Call) -> dict[str, Tensor]:
         scales = Tensor("f32", (c.k // GROUP, round_up(c.m, PITCH)))

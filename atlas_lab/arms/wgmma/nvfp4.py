@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from atlas_lab.arms.copies import can_repack, repacked_nvfp4
 from atlas_lab.arms.wgmma.repacked_tiles import per_sm
-from atlas_lab.arms.wgmma.tiles import Tile
+from atlas_lab.arms.wgmma.tiles import Tile, splitting
 from atlas_lab.arms.wgmma.transposed import FEW, Transposed
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.context import Context
@@ -36,7 +36,7 @@ class Nvfp4Wgmma(Transposed):
     run = RUN
     first_on: Sequence[str] = ("sm_90a",)
     narrow: Sequence[int] = (192, 128, 64)
-    clusters: Sequence[tuple[int, int]] = ((128, 2), (64, 2))
+    clusters: Sequence[tuple[int, int, int]] = ((128, 2, 1), (64, 2, 1), (128, 1, 2), (128, 1, 3))
     several: Sequence[tuple[int, int, int]] = (  # rows of x and of W, blocks of a cluster
         *((256, 128, 1), (256, 128, 2), (192, 128, 1), (128, 192, 1), (128, 128, 1), (96, 192, 1), (96, 128, 1)),
     )
@@ -45,11 +45,11 @@ class Nvfp4Wgmma(Transposed):
 
     def __init__(self) -> None:
         few, more = self.tiles()
-        plain = [t for t in (*few, *more) if t in more or t.across == 1]
+        plain = [t for t in (*few, *more) if t in more or t.cluster == 1]
         ways = ((t, ordered) for t in plain for ordered in (True, False))
         products = (self.kernel(t, ordered) for t, ordered in ways if ordered or _serves_many(t))
         self.kernels = (self.order, clear_flags, *dict.fromkeys(products))
-        self.optional_kernels = tuple(self.kernel(t, True) for t in few if t.across > 1)
+        self.optional_kernels = tuple(self.kernel(t, True) for t in few if t.cluster > 1)
 
     def _of_many(self, c: Call) -> list[Tile]:
         return [t for t in self.tiles()[1] if c.m <= ORDERED or _serves_many(t)]
@@ -75,7 +75,8 @@ class Nvfp4Wgmma(Transposed):
         return units_map(w, t), w.global_scale
 
     def kernel(self, t: Tile, ordered: bool) -> Kernel:
-        return wgmma_nvfp4(t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.across, ordered, joined=self.joined)
+        held = per_sm(t.bm, t.bn)
+        return wgmma_nvfp4(t.bm, t.bn, t.stages, held, t.across, ordered, joined=self.joined, **splitting(t))
 
 
 def units_map(w: Fields, t: Tile) -> TensorMap:

@@ -50,7 +50,7 @@ class RepackedTile(Tile):
 
     @property
     def outside(self) -> int:
-        return turn_bytes(self.bn)
+        return turn_bytes(self.bn) + self.mail
 
     @property
     def stages(self) -> int:

@@ -10,6 +10,7 @@ from atlas_lab.core.chip import PULL, clock
 from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import round_up
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, stages_of, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_split import mail_bytes
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES
 
 NARROW, WIDE = GROUP_ROWS, 2 * GROUP_ROWS  # rows of a tile, for M up to 64 and above
@@ -17,6 +18,7 @@ L2_BYTES = 56  # a clock that an SM gets from L2 while all ask
 GROUP = 16  # SMs of a GPC that clusters of four can use
 FIXED = 2000  # clocks of a tile's first load and of its stores
 MEETING = 3500  # clocks of clearing flags in a launch before, and of waiting for each part that a block adds
+MAILING = 1500  # clocks in which sums come from another block of a cluster
 LEAST = 8  # stages of a share of tiles that are cut
 STEP = 80  # clocks of a stage in which its products wait, for mbarriers and for each other
 SHARED_BYTES = 128  # a clock that the matrix units get from shared memory
@@ -25,8 +27,8 @@ SHARED_BYTES = 128  # a clock that the matrix units get from shared memory
 @dataclass(frozen=True)
 class Tile:
     """bm x bn outputs of a block. A cluster takes neighbours, `across` in a row, which share their loads of x, and
-    `down` in a column, which share those of W. `beside` bytes of a stage for each row of x beside x and W, and
-    `exposed` clocks of a stage that overlap with no products."""
+    `down` in a column, which share those of W; or its blocks `split` the K of one tile. `beside` bytes of a stage for
+    each row of x beside x and W, and `exposed` clocks of a stage that overlap with no products."""
 
     bm: int
     bn: int
@@ -34,11 +36,17 @@ class Tile:
     down: int = 1
     beside: int = 0
     exposed: int = 0
+    split: int = 1
 
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
-        return self.across * self.down
+        return self.across * self.down * self.split
+
+    @property
+    def sums(self) -> int:
+        """Accumulators of a thread that multiplies."""
+        return self.bm * self.bn // (32 * self.warps)
 
     @property
     def stage(self) -> int:
@@ -47,8 +55,13 @@ class Tile:
 
     @property
     def outside(self) -> int:
-        """Bytes of shared memory that stores go through."""
-        return self.bm // 16 * WARP_BYTES
+        """Bytes of shared memory that stores and sums of other blocks go through."""
+        return self.bm // 16 * WARP_BYTES + self.mail
+
+    @property
+    def mail(self) -> int:
+        """Those of other blocks' sums."""
+        return mail_bytes(self.warps, self.sums, self.split)
 
     @property
     def stages(self) -> int:
@@ -92,8 +105,15 @@ class Tile:
     def at_once(self, sms: int) -> int:
         """Blocks that a card runs at once; 0 where not one cluster fits. SMs come in groups of 16 or 18, in which
         clusters of four leave two idle."""
-        whole = sms // GROUP * GROUP if self.cluster > 2 and sms >= GROUP else sms
-        return whole // self.cluster * self.cluster
+        if self.cluster > 2 and sms >= GROUP:
+            return sms // GROUP * (GROUP // self.cluster * self.cluster)
+        return sms // self.cluster * self.cluster
+
+    def fits(self, m: int, n: int, k_bytes: int, sms: int) -> bool:
+        """Whether a card runs it: a cluster at all, or where one splits K all of them at once, a step a block."""
+        if self.split == 1:
+            return self.at_once(sms) > 0
+        return self.blocks(m, n) <= self.at_once(sms) and self.steps(k_bytes) >= self.split
 
     def step_clocks(self, m: int, blocks: int, target: Target, pipe: str) -> float:
         """Predicted clocks of a stage, with so many blocks."""
@@ -118,13 +138,14 @@ class Tile:
         tiles, steps, grid = self.blocks(m, n), self.steps(k_bytes), self.grid(m, n, k_bytes, target.sms, cut)
         step, turns = self.step_clocks(m, grid, target, pipe), -(-tiles // self.at_once(target.sms))
         if not cut:
-            return turns * (steps * step + FIXED)
+            meeting = MAILING + (self.split - 1) * 4 * self.bm * self.bn / L2_BYTES if self.split > 1 else 0
+            return turns * (-(-steps // self.split) * step + FIXED + meeting)
         meeting = MEETING * (1 + -(-grid // tiles)) + 8 * self.bm * self.bn / L2_BYTES
         return -(-tiles * steps // grid) * step + turns * FIXED + meeting
 
     def cut(self, m: int, n: int, k_bytes: int, target: Target, pipe: str) -> bool:
         """Whether tiles that would leave SMs idle are better cut, of which a row of tiles takes at most every other."""
-        if 2 * self.rows(m) * self.cluster > self.at_once(target.sms):
+        if self.split > 1 or 2 * self.rows(m) * self.cluster > self.at_once(target.sms):
             return False
         whole, shared = (self.busiest(m, n, k_bytes, target, pipe, cut) for cut in (False, True))
         return shared < whole
@@ -134,6 +155,11 @@ class Tile:
         the busiest SM alone."""
         busy = self.busiest(m, n, k_bytes, target, pipe, self.cut(m, n, k_bytes, target, pipe))
         return max(busy, self.read_clocks(n, k_bytes, target)), busy
+
+
+def splitting(t: Tile) -> dict[str, int]:
+    """The compile-time parameter of kernels whose blocks split K; none of others."""
+    return {"split": t.split} if t.split > 1 else {}
 
 
 def read_share(target: Target) -> float:
@@ -153,5 +179,5 @@ def ordered(
     came; none where the target has no such pipe."""
     if pipe not in target.math:
         return []
-    fit = [t for t in tiles if t.at_once(target.sms)]
+    fit = [t for t in tiles if t.fits(m, t.begins(counts)[-1], k_bytes, target.sms)]
     return sorted(fit, key=lambda t: t.clocks(m, t.begins(counts)[-1], k_bytes, target, pipe))

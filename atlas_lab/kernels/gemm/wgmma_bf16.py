@@ -6,7 +6,6 @@ stored; each warpgroup multiplies 64 rows, one group of products in flight while
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of
-from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import (
     GROUP_BYTES,
     GROUP_ROWS,
@@ -18,8 +17,9 @@ from atlas_lab.kernels.gemm.wgmma_ring import (
     threads_of,
     warps_of,
 )
+from atlas_lab.kernels.gemm.wgmma_split import dealt, mail_bytes
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, row_storer
-from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
+from atlas_lab.kernels.gemm.wgmma_walk import loader
 from atlas_lab.kernels.gemv.stream import one_of
 
 BK = ROW // 2  # K of one stage
@@ -27,22 +27,33 @@ PRODUCTS = BK // 16
 
 
 @L.family
-def wgmma_bf16(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, raster: int = 16, joined: bool = False):
+def wgmma_bf16(
+    bm: int,
+    bn: int,
+    stages: int,
+    across: int = 1,
+    down: int = 1,
+    raster: int = 16,
+    joined: bool = False,
+    split: int = 1,
+):
     """x BF16 `[m, k]`, W BF16 `[n, k]` as maps of boxes `[bm / across, 64]` and `[bn / down, 64]` swizzled by 128
     bytes; y BF16 `[m, n]` row-major; any m and n, k a multiple of 8.
 
     Tiles of bm (64 or 128) x bn (a multiple of 8 up to 256) outputs; a cluster takes neighbours, `across` in a row,
     which share their loads of x, and `down` in a column, which share those of W; sums run in ascending K, 16 at a time,
-    in FP32. `joined`: three weights and parts of y, alike or the last again, as in `wgmma_joined`.
+    in FP32. `joined`: three weights and parts of y, alike or the last again, as in `wgmma_joined`. With `split` a
+    cluster of so many blocks cuts the K of one tile instead.
     """
     consumers = bm // GROUP_ROWS
     stage = (bm + bn) * ROW
     out_at = stages * stage
-    of_stages = ring(stages, stage, out_at + warps_of(bm) * WARP_BYTES, bm, across, bn=bn, down=down)
-    of_tiles = walk(bm, bn, raster, across, down)
     multiply, wait, count = L.wgmma(L.bf16, bn), L.wgmma_wait(bn // 2), bn // 2
+    mail_at = out_at + warps_of(bm) * WARP_BYTES
+    bars_at = mail_at + mail_bytes(warps_of(bm), count, split)
+    of_stages = ring(stages, stage, bars_at, bm, across, bn=bn, down=down)
+    of_tiles, parts_of = dealt(bm, bn, raster, across, down, split, warps_of(bm), count, mail_at)
     store_rows = row_storer(bn, out_at)
-    parts_of = meeting(warps_of(bm), count, across * down)
     loading, multiplying = roles(bm)
 
     @L.device
@@ -53,9 +64,7 @@ def wgmma_bf16(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ra
     def bring_x(s, x, row0, step):
         of_stages.rows(s * stage, x, row0, step * BK, s)
 
-    load = loader(
-        of_stages, walk(bm, bn, raster, across, down), BK, stages, bring_of(bring_w) if joined else bring_w, bring_x
-    )
+    load = loader(of_stages, of_tiles, BK, stages, bring_of(bring_w) if joined else bring_w, bring_x)
 
     @L.device
     def store_alone(into, acc, row, col, m):
@@ -76,11 +85,13 @@ def wgmma_bf16(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ra
     def run(x, w, into, parts, flags, m, n, k, cut):
         """All that the kernel does; n as the walk counts."""
         of_stages.begin()
+        parts_of.begin()
         group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, x, m, n, k, cut)
+            parts_of.end()
         else:
             multiplying()
             tiles = L.dynamic_shared(L.u8, 0)

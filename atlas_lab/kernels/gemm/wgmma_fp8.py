@@ -7,7 +7,6 @@ added up in FP32, so that what the matrix unit drops of a long sum stays small.
 import functools
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import (
     GROUP_BYTES,
     GROUP_ROWS,
@@ -20,8 +19,9 @@ from atlas_lab.kernels.gemm.wgmma_ring import (
     warps_of,
 )
 from atlas_lab.kernels.gemm.wgmma_scales import begun, moved, scale
+from atlas_lab.kernels.gemm.wgmma_split import dealt, mail_bytes
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, row_storer
-from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
+from atlas_lab.kernels.gemm.wgmma_walk import loader
 
 BK = ROW  # K of one stage: a column of W's grid of scales, a group of x's
 PRODUCTS = BK // 32
@@ -62,11 +62,11 @@ def scaled_add(count: int):
 
 
 @L.family
-def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, raster: int = 16):
+def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, raster: int = 16, split: int = 1):
     """x E4M3 `[m, k]` and W E4M3 `[n, k]` as maps of boxes `[bm / across, 128]` and `[bn / down, 128]` swizzled by 128
     bytes; scales of x F32 `[ceil(k/128), m]` as a map of boxes `[1, bm]`; scales of W U8, BF16 where `narrow` and else
-    F32, one for 128x128, `below` and `aside` of them apart (0: one for all); y and its tiles as in `wgmma_bf16`; k a
-    multiple of 16.
+    F32, one for 128x128, `below` and `aside` of them apart (0: one for all); y, its tiles and `split` as in
+    `wgmma_bf16`; k a multiple of 16.
 
     Sums run over 128 of K in the matrix unit, 32 at a time; each, times the product of both scales, is added in FP32.
     Raises ValueError for columns that lie in more than two rows of W's grid.
@@ -78,12 +78,13 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ras
     stage = (bm + bn) * ROW
     out_at = stages * stage
     scales_at = out_at + warps_of(bm) * WARP_BYTES
-    of_stages = ring(stages, stage + 4 * bm, scales_at + 4 * bm * stages, bm, across, bn=bn, down=down)
-    of_tiles = walk(bm, bn, raster, across, down)
     multiply, wait, count = L.wgmma(L.e4m3, bn), L.wgmma_wait(bn // 2), bn // 2
+    mail_at = scales_at + 4 * bm * stages
+    bars_at = mail_at + mail_bytes(warps_of(bm), count, split)
+    of_stages = ring(stages, stage + 4 * bm, bars_at, bm, across, bn=bn, down=down)
+    of_tiles, parts_of = dealt(bm, bn, raster, across, down, split, warps_of(bm), count, mail_at)
     add = scaled_add(count)
     store = row_storer(bn, out_at)
-    parts_of = meeting(warps_of(bm), count, across * down)
     loading, multiplying = roles(bm)
 
     @L.device
@@ -158,11 +159,13 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ras
     ):
         fetch_maps(x, w)
         of_stages.begin()
+        parts_of.begin()
         group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, (x, x_scales), m, n, k, cut)
+            parts_of.end()
         else:
             multiplying()
             of_rows = L.dynamic_shared(L.f32, scales_at)

@@ -9,7 +9,6 @@ import functools
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of
 from atlas_lab.kernels.gemm.wgmma_lanes import in_lanes_order, in_order
-from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import (
     GROUP_ROWS,
     ROW,
@@ -21,8 +20,9 @@ from atlas_lab.kernels.gemm.wgmma_ring import (
     threads_of,
     warps_of,
 )
+from atlas_lab.kernels.gemm.wgmma_split import dealt, mail_bytes
 from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
-from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
+from atlas_lab.kernels.gemm.wgmma_walk import loader
 from atlas_lab.kernels.gemv.mma_lanes import SPAN, UNIT
 from atlas_lab.kernels.gemv.stream import one_of
 
@@ -68,6 +68,7 @@ def wgmma_nvfp4(
     ordered: bool = False,
     raster: int = 16,
     joined: bool = False,
+    split: int = 1,
 ):
     """x BF16 `[m, k]` as a map of boxes `[bm / cluster, 64]` swizzled by 128 bytes; W as `repacked_nvfp4` makes it, as
     a map of U8 `[ceil(n/16), 9·k/128, 128]` of boxes `[bn / 16, 9, 128]`; its F32 tensor scale, which divides where
@@ -77,19 +78,19 @@ def wgmma_nvfp4(
     Tiles of bm (a multiple of 16 up to 256) x bn (64, 128 or 192) outputs, of neighbours in a row by the blocks of a
     cluster, which share their loads of x; `blocks` of them on an SM. Codes times block scales are exact in BF16, sums
     run in ascending K, 16 at a time, in FP32. `joined`: three weights, their tensor scales and parts of y, alike or the
-    last again, as in `wgmma_joined`.
+    last again, as in `wgmma_joined`; `split` as in `wgmma_bf16`.
     """
     consumers = bn // GROUP_ROWS
     w_at = 2 * bm * ROW
     stage = stage_bytes(bm, bn)
     out_at = stages * stage
     expected = w_at + bn // 16 * UNIT
-    of_stages = ring(stages, expected, out_at + turn_bytes(bn), bm, cluster, consumers)
-    of_tiles = walk(bm, bn, raster, cluster)
     multiply, wait, count = L.wgmma(L.bf16, bm, a_registers=True), L.wgmma_wait(bm // 2), bm // 2
+    mail_at = out_at + turn_bytes(bn)
+    of_stages = ring(stages, expected, mail_at + mail_bytes(warps_of(bn), count, split), bm, cluster, consumers)
+    of_tiles, parts_of = dealt(bm, bn, raster, cluster, 1, split, warps_of(bn), count, mail_at)
     store = transposed_storer(bm, out_at)
     pick_of, scales_of, weights = in_lanes_order if ordered else in_order
-    parts_of = meeting(warps_of(bn), count, cluster)
     loading, multiplying = roles(bn, 16 if bm > 192 else 0)
 
     bring_w, bring_x = bring_units(of_stages, stage, w_at), bring_halves(of_stages, bm, stage)
@@ -118,11 +119,13 @@ def wgmma_nvfp4(
     def run(x, w, g, into, parts, flags, m, n, k, cut, divides):
         """All that the kernel does; n as the walk counts."""
         of_stages.begin()
+        parts_of.begin()
         group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, x, m, n, k, cut)
+            parts_of.end()
         else:
             multiplying()
             tiles = L.dynamic_shared(L.u8, 0)

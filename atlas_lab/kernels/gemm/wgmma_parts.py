@@ -27,11 +27,13 @@ class Meeting(NamedTuple):
     `leave(parts, flags, acc, warp)`: its sums of a part that does not end its tile. `add(parts, flags, acc, warp,
     shares, tile, begin, steps)`: its sums of the part that ends a tile, from step `begin` on, plus those of the blocks
     before it, the nearest first; `shares` is what the walk's says. Both wait for the launch before, which clears the
-    flags.
+    flags. `begin()`: every thread, before it does either; `end()`: those that do neither, before they exit.
     """
 
     leave: L.DeviceFunction
     add: L.DeviceFunction
+    begin: L.DeviceFunction
+    end: L.DeviceFunction
 
 
 def part_floats(warps: int, count: int) -> int:
@@ -79,6 +81,11 @@ def _add(count: int) -> L.Op:
     )
 
 
+@L.device
+def _nothing():
+    return None
+
+
 @functools.cache
 def meeting(warps: int, count: int, cluster: int) -> Meeting:
     """For blocks of `warps` that multiply, with `count` accumulators a thread."""
@@ -112,7 +119,7 @@ def meeting(warps: int, count: int, cluster: int) -> Meeting:
             done = share(L.i32(group - back), common, groups)
         return acc
 
-    return Meeting(leave, add)
+    return Meeting(leave, add, _nothing, _nothing)
 
 
 @L.kernel(launch_bounds=(CLEARED, 1))
