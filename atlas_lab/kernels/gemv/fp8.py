@@ -14,26 +14,6 @@ CHUNK = 16  # weights a 16-byte load brings
 SPAN = 32 * CHUNK  # weights of a row one warp-wide load covers
 
 
-@L.device
-def _by_bits(q):
-    """The 16 f32 of four words of four codes."""
-    w = ()
-    for j in L.unroll(4):
-        lo, hi = L.e4m3x4_f16x2(q[j])
-        w = w + (L.f16_lo(lo), L.f16_hi(lo), L.f16_lo(hi), L.f16_hi(hi))
-    return w
-
-
-@L.device
-def _converted(q):
-    """The same by one instruction for two codes."""
-    w = ()
-    for j in L.unroll(4):
-        lo, hi = L.e4m3x2_f16x2(q[j]), L.e4m3x2_f16x2(q[j] >> 16)
-        w = w + (L.f16_lo(lo), L.f16_hi(lo), L.f16_lo(hi), L.f16_hi(hi))
-    return w
-
-
 @functools.cache
 def _step(rows: int, unroll: int, m: int, stream: bool, native: bool):
     """Two device functions for `unroll` spans of a warp's `rows` rows.
@@ -43,8 +23,16 @@ def _step(rows: int, unroll: int, m: int, stream: bool, native: bool):
     the weights times row i of x is r·m + i.
     """
     ordered = L.ld_in_v4_b32_stream if stream else L.ld_in_v4_b32
-    weights = _converted if native else _by_bits
+    widen = L.e4m3x4_f16x2_cvt if native else L.e4m3x4_f16x2
     fetch, dot = activations(m, CHUNK), dots(m, CHUNK, CHUNK)
+
+    @L.device
+    def weights(q):
+        w = ()
+        for j in L.unroll(4):
+            lo, hi = widen(q[j])
+            w = w + (L.f16_lo(lo), L.f16_hi(lo), L.f16_lo(hi), L.f16_hi(hi))
+        return w
 
     @L.device
     def load(w, at, c, last):
