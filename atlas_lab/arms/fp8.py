@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from atlas_lab.arms.loads import CUTS, cuts_for, k_in_loads, one_pass
 from atlas_lab.arms.tiling import RAGGED, TILES, tile_for
 from atlas_lab.core.arm import Arm
@@ -17,9 +19,28 @@ from atlas_lab.formats.base import BLOCK_128, PER_ROW, PER_TENSOR
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.fp8 import W_ROW, X_ROW, gemm_fp8_block
 from atlas_lab.kernels.gemv.fp8 import SPAN, gemv_fp8_block, gemv_fp8_row
+from atlas_lab.kernels.lang import Kernel
 
-WARPS, ROWS, UNROLL = 4, 2, 2
+WARPS, ROWS, UNROLL = 4, 2, 5
+BLOCKS = {1: 6, 2: 4, 3: 4}  # by M: of a GEMV that an SM has registers for
 SCALES = {"f32": L.f32, "bf16": L.bf16}
+CONVERTS = L.e4m3x4_f16x2_cvt.needs  # of cards with an instruction for it
+
+
+def gemvs(family: Callable[..., Kernel], *, native: bool) -> tuple[Kernel, ...]:
+    """The kernels of a GEMV, for weights under either type of scale, one to three rows of x and each lever."""
+    return tuple(
+        family(WARPS, ROWS, UNROLL, m, scale=d, stream=s, native=native, blocks=b)
+        for d in SCALES.values()
+        for m, b in BLOCKS.items()
+        for s in (True, False)
+    )
+
+
+def gemv_for(c: Call, family: Callable[..., Kernel], scale: str) -> Kernel:
+    """The one for a call, whose scales have that dtype."""
+    stream, native = c.context.levers.stream_weights, c.context.target.meets(CONVERTS)
+    return family(WARPS, ROWS, UNROLL, c.m, scale=SCALES[scale], stream=stream, native=native, blocks=BLOCKS[c.m])
 
 
 # How the scales lie. The kernels' steps between them follow from the key the weight is bound under.
@@ -61,21 +82,15 @@ class Fp8Gemv(OverFp8):
     name = "fp8_gemv"
     rows = rows(1, 3)
     k_multiple = 16
-    kernels = tuple(
-        gemv_fp8_block(WARPS, ROWS, UNROLL, m, scale=d, stream=s)
-        for d in SCALES.values()
-        for m in (1, 2, 3)
-        for s in (True, False)
-    )
+    kernels = gemvs(gemv_fp8_block, native=False)
+    optional_kernels = gemvs(gemv_fp8_block, native=True)
     # 16 products, the block's scale, one addition a load, then the butterfly
     tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + -(-k // SPAN) + 5, extra_roundings=1)
     reduction_class = ReductionClass("fma.f32", f"lane 16 of 512, then a butterfly, {CUTS}", promotion=16)
 
     def lower(self, c: Call) -> list[Launch]:
         w, steps = weight_of(c)
-        kernel = gemv_fp8_block(
-            WARPS, ROWS, UNROLL, c.m, scale=SCALES[w.scale.dtype], stream=c.context.levers.stream_weights
-        )
+        kernel = gemv_for(c, gemv_fp8_block, w.scale.dtype)
         cuts = cuts_for(c, ROWS, SPAN)
         args = (w.weight, w.scale, c.x, c.y, c.n, c.k, cuts, *steps)
         return [one_pass(c, kernel, WARPS, ROWS, cuts, args, self.name)]
@@ -89,12 +104,8 @@ class Fp8RowGemv(Arm):
     roles = ("*",)
     rows = rows(1, 3)
     source = "fp8"
-    kernels = tuple(
-        gemv_fp8_row(WARPS, ROWS, UNROLL, m, scale=d, stream=s)
-        for d in SCALES.values()
-        for m in (1, 2, 3)
-        for s in (True, False)
-    )
+    kernels = gemvs(gemv_fp8_row, native=False)
+    optional_kernels = gemvs(gemv_fp8_row, native=True)
     # 16 products, one addition a load, the row's scale, then the butterfly
     tolerance = Rounded(accumulate="f32", out="bf16", depth=lambda k: 16 + -(-k // SPAN) + 5, extra_roundings=1)
     reduction_class = ReductionClass("fma.f32", f"lane 16 of 512, scaled, then a butterfly, {CUTS}", promotion=16)
@@ -109,9 +120,7 @@ class Fp8RowGemv(Arm):
 
     def lower(self, c: Call) -> list[Launch]:
         w = c.weights["weight"]
-        kernel = gemv_fp8_row(
-            WARPS, ROWS, UNROLL, c.m, scale=SCALES[w.scale.dtype], stream=c.context.levers.stream_weights
-        )
+        kernel = gemv_for(c, gemv_fp8_row, w.scale.dtype)
         cuts = cuts_for(c, ROWS, SPAN)
         args = (w.weight, w.scale, c.x, c.y, c.n, c.k, cuts)
         return [one_pass(c, kernel, WARPS, ROWS, cuts, args, self.name)]

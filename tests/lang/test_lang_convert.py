@@ -93,6 +93,12 @@ def test_every_fp8_code_widens_to_f16(op, dtype):
         assert (packed & 0xFFFF, packed >> 16) == (expected[c], expected[255 - c])
 
 
+def test_four_e4m3_widen_as_two_and_two():
+    for c in range(256):
+        low, high = c | (255 - c) << 8, c * 7 % 256 | (c + 128) % 256 << 8
+        assert L.e4m3x4_f16x2_cvt(low | high << 16) == (L.e4m3x2_f16x2(low), L.e4m3x2_f16x2(high))
+
+
 def four(codes: list[int]) -> int:
     return sum(c << 8 * i for i, c in enumerate(codes))
 

@@ -112,8 +112,8 @@ def patterns(n: int, kind: L.Scalar) -> np.ndarray:
 EXACT = [
     L.bits_f32, L.f32_bits, L.bf16_lo, L.bf16_hi, L.bf16x2, L.f16_lo, L.f16_hi, L.f16x2, L.f32_i32, L.i32_f32, L.rint,
     L.e4m3x2_f16x2, L.e5m2x2_f16x2, L.e4m3x2, L.e4m3x4_bf16x2, L.e4m3x4_f16x2, L.e4m3_f32, L.e2m1x8_bf16x2,
-    L.e2m1x8_f16x2, L.e2m1x16_small, L.e2m1x16_pack, L.bf16x4_e4m3_small, L.hadd2, L.hmul2, L.hfma2, L.badd2, L.bmul2,
-    L.bfma2, L.prmt, L.dp4a, L.dp4a_u32, L.shf_l,
+    L.e4m3x4_f16x2_cvt, L.e2m1x8_f16x2, L.e2m1x16_small, L.e2m1x16_pack, L.bf16x4_e4m3_small, L.hadd2, L.hmul2,
+    L.hfma2, L.badd2, L.bmul2, L.bfma2, L.prmt, L.dp4a, L.dp4a_u32, L.shf_l,
     L.shf_r, L.popc, L.add_rn, L.mul_rn, L.fma_rn, L.div_rn, L.sqrt_rn, L.min_f32, L.max_f32, L.abs_f32,
     L.min_nan_f32, L.max_nan_f32,
 ]  # fmt: skip

@@ -108,6 +108,9 @@ GROUPS: dict[str, list[Row]] = {
         ("e5m2x2_f16x2", "L.e5m2x2_f16x2(u)", r"cvt\.rn\.f16x2\.e5m2x2 "),
         ("e4m3x2", "L.e4m3x2(f, g)", r"cvt\.rn\.satfinite\.e4m3x2\.f32 "),
     ],
+    "e4m3x4_f16x2_cvt": [
+        ("e4m3x4_f16x2_cvt", "t2(L.e4m3x4_f16x2_cvt(u))", {r"cvt\.rn\.f16x2\.e4m3x2 ": 2, r"shr|prmt": 0})
+    ],
     "e4m3x4_bf16x2": [
         ("e4m3x4_bf16x2", "L.e4m3x4_bf16x2(u)[0] + L.e4m3x4_bf16x2(u)[1]", {r"prmt\.b32 ": 2, r"fma\.rn\.bf16x2 ": 2})
     ],

@@ -1,4 +1,10 @@
-"""y = x·Wᵀ for one to three rows of activations, FP8 E4M3 weights under a grid of scales or a scale a row."""
+"""y = x·Wᵀ for one to three rows of activations, FP8 E4M3 weights under a grid of scales or a scale a row.
+
+A step loads `unroll` spans of a warp's rows before it multiplies the first. Each span is multiplied behind a branch of
+its own, since ptxas sinks loads to their uses but not past a branch; they are ordered, since LLVM sinks pure loads.
+"""
+
+import functools
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemv.rows import activations, dots, range_of_warp, rows_of_warp
@@ -8,21 +14,58 @@ CHUNK = 16  # weights a 16-byte load brings
 SPAN = 32 * CHUNK  # weights of a row one warp-wide load covers
 
 
-@L.device
-def _weights(q):
-    """The 16 f32 of four words of four codes."""
-    w = ()
-    for j in L.unroll(4):
-        lo, hi = L.e4m3x4_f16x2(q[j])
-        w = w + (L.f16_lo(lo), L.f16_hi(lo), L.f16_lo(hi), L.f16_hi(hi))
-    return w
+@functools.cache
+def _step(rows: int, unroll: int, m: int, stream: bool, native: bool):
+    """Two device functions for `unroll` spans of a warp's `rows` rows.
+
+    `load(w, at, c, last)` issues their loads, span by span: where K = c and on of a lane exceeds `last`, K = `last`.
+    `multiply(q, u, x, k, c)` is the sums of products of span u, which begins at K = c, with the m rows of x: row r of
+    the weights times row i of x is r·m + i.
+    """
+    ordered = L.ld_in_v4_b32_stream if stream else L.ld_in_v4_b32
+    widen = L.e4m3x4_f16x2_cvt if native else L.e4m3x4_f16x2
+    fetch, dot = activations(m, CHUNK), dots(m, CHUNK, CHUNK)
+
+    @L.device
+    def weights(q):
+        w = ()
+        for j in L.unroll(4):
+            lo, hi = widen(q[j])
+            w = w + (L.f16_lo(lo), L.f16_hi(lo), L.f16_lo(hi), L.f16_hi(hi))
+        return w
+
+    @L.device
+    def load(w, at, c, last):
+        q = ()
+        for u in L.unroll(unroll):
+            b = min(L.i32(c + SPAN * u), last)
+            for r in L.unroll(rows):
+                q = q + (ordered(w, at[r] + b),)
+        return q
+
+    @L.device
+    def multiply(q, u, x, k, c):
+        v, s = fetch(x, k, c), ()
+        for r in L.unroll(rows):
+            s = s + dot(weights(q[rows * u + r]), v, 0)
+        return s
+
+    return load, multiply
 
 
 @L.family
 def gemv_fp8_block(
-    warps: int = 4, rows: int = 2, unroll: int = 4, m: int = 1, scale: L.Scalar = L.f32, stream: bool = True
+    warps: int = 4,
+    rows: int = 2,
+    unroll: int = 4,
+    m: int = 1,
+    scale: L.Scalar = L.f32,
+    stream: bool = True,
+    native: bool = False,
+    blocks: int = 1,
 ):
-    """W E4M3 `[n, k]` row-major, scales F32 or BF16, x BF16 `[m, k]`, y BF16 `[m, n]`.
+    """W E4M3 `[n, k]` row-major, scales F32 or BF16, x BF16 `[m, k]`, y BF16 `[m, n]`. `native` converts weights by an
+    instruction that needs compute capability 8.9, to the same numbers; `blocks` fit on an SM.
 
     `down` and `across` are how many scales lie between blocks of 128 rows and of 128 K: ceil(k/128) and 1, or 0 and 0
     for one scale of the whole tensor.
@@ -31,21 +74,11 @@ def gemv_fp8_block(
     of one block, multiplies by the block's scale and adds; lanes are added pairwise, 16 apart first, then the 2**cuts
     ranges of K in order.
     """
-    load = L.ldg_v4_b32_stream if stream else L.ldg_v4_b32
-    load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
+    load_scale = L.ld_in_f32 if scale is L.f32 else L.ld_in_bf16
     begin, end = rows_of_warp(warps, rows, m)
-    bounds, fetch, dot = range_of_warp(SPAN, CHUNK), activations(m, CHUNK), dots(m, CHUNK, CHUNK)
+    bounds, (load, multiply) = range_of_warp(SPAN, CHUNK), _step(rows, unroll, m, stream, native)
 
-    @L.device
-    def add(acc, w, at, scales, across, x, k, c):
-        v = fetch(x, k, c)
-        f = load_scale(scales, (c >> 7) * across)
-        for r in L.unroll(rows):
-            s = dot(_weights(load(w, at[r] + c)), v, 0)
-            for i in L.unroll(m):
-                acc[r * m + i] += s[i] * f
-
-    @L.kernel(launch_bounds=(32 * warps, 1))
+    @L.kernel(launch_bounds=(32 * warps, blocks))
     def kernel(
         w: L.In[L.e4m3],
         scales: L.In[scale],
@@ -60,16 +93,21 @@ def gemv_fp8_block(
         at = cuda.local.array(rows, L.i64)
         acc = cuda.local.array(rows * m, L.f32)
         first = begin(at, acc, n, k, cuts)
-        c, stop = bounds(k, cuts)
+        start, stop = bounds(k, cuts)
+        c, last = L.i32(start), L.i32(stop - CHUNK)
         # rows past the last are not stored, and their scales are not there
         grid = L.offset(scales, (min(first, n - 1) >> 7) * down)
-        while c + SPAN * (unroll - 1) < stop:
+        while L.i32(c - CHUNK * L.lane_id()) <= last:
+            q = load(w, at, c, last)
+            f = ()
             for u in L.unroll(unroll):
-                add(acc, w, at, grid, across, x, k, c + SPAN * u)
-            c += SPAN * unroll
-        while c < stop:
-            add(acc, w, at, grid, across, x, k, c)
-            c += SPAN
+                f = f + (load_scale(grid, L.i32((min(L.i32(c + SPAN * u), last) >> 7) * across)),)
+            for u in L.unroll(unroll):
+                if L.i32(c + SPAN * u) <= last:
+                    s = multiply(q, u, x, k, L.i32(c + SPAN * u))
+                    for i in L.unroll(rows * m):
+                        acc[i] += s[i] * f[u]
+            c = L.i32(c + SPAN * unroll)
         end(y, acc, first, n, cuts)
 
     return kernel
@@ -77,27 +115,26 @@ def gemv_fp8_block(
 
 @L.family
 def gemv_fp8_row(
-    warps: int = 4, rows: int = 2, unroll: int = 4, m: int = 1, scale: L.Scalar = L.f32, stream: bool = True
+    warps: int = 4,
+    rows: int = 2,
+    unroll: int = 4,
+    m: int = 1,
+    scale: L.Scalar = L.f32,
+    stream: bool = True,
+    native: bool = False,
+    blocks: int = 1,
 ):
-    """W E4M3 `[n, k]` row-major, scales F32 or BF16 `[n]`, x BF16 `[m, k]`, y BF16 `[m, n]`; k a multiple of 16.
+    """W E4M3 `[n, k]` row-major, scales F32 or BF16 `[n]`, x BF16 `[m, k]`, y BF16 `[m, n]`; k a multiple of 16;
+    `native` and `blocks` as in `gemv_fp8_block`.
 
     A lane adds sums of 16 products, multiplies by the row's scale; lanes are added pairwise, 16 apart first, then the
     2**cuts ranges of K in order.
     """
-    load = L.ldg_v4_b32_stream if stream else L.ldg_v4_b32
     load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
     begin, end = rows_of_warp(warps, rows, m)
-    bounds, fetch, dot = range_of_warp(SPAN, CHUNK), activations(m, CHUNK), dots(m, CHUNK, CHUNK)
+    bounds, (load, multiply) = range_of_warp(SPAN, CHUNK), _step(rows, unroll, m, stream, native)
 
-    @L.device
-    def add(acc, w, at, x, k, c):
-        v = fetch(x, k, c)
-        for r in L.unroll(rows):
-            s = dot(_weights(load(w, at[r] + c)), v, 0)
-            for i in L.unroll(m):
-                acc[r * m + i] += s[i]
-
-    @L.kernel(launch_bounds=(32 * warps, 1))
+    @L.kernel(launch_bounds=(32 * warps, blocks))
     def kernel(
         w: L.In[L.e4m3],
         scales: L.In[scale],
@@ -110,14 +147,16 @@ def gemv_fp8_row(
         at = cuda.local.array(rows, L.i64)
         acc = cuda.local.array(rows * m, L.f32)
         first = begin(at, acc, n, k, cuts)
-        c, stop = bounds(k, cuts)
-        while c + SPAN * (unroll - 1) < stop:
+        start, stop = bounds(k, cuts)
+        c, last = L.i32(start), L.i32(stop - CHUNK)
+        while L.i32(c - CHUNK * L.lane_id()) <= last:
+            q = load(w, at, c, last)
             for u in L.unroll(unroll):
-                add(acc, w, at, x, k, c + SPAN * u)
-            c += SPAN * unroll
-        while c < stop:
-            add(acc, w, at, x, k, c)
-            c += SPAN
+                if L.i32(c + SPAN * u) <= last:
+                    s = multiply(q, u, x, k, L.i32(c + SPAN * u))
+                    for i in L.unroll(rows * m):
+                        acc[i] += s[i]
+            c = L.i32(c + SPAN * unroll)
         for r in L.unroll(rows):
             f = load_scale(scales, min(first + r, n - 1))
             for i in L.unroll(m):

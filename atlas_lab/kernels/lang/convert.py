@@ -95,6 +95,16 @@ e4m3x2_f16x2 = Op(
     ptx="{ .reg .b16 h; cvt.u16.u32 h, $1; cvt.rn.f16x2.e4m3x2 $0, h; }",
     numpy=lambda v: E4M3_F16[v & 0xFF] | E4M3_F16[v >> 8 & 0xFF] << 16,
 )
+e4m3x4_f16x2_cvt = Op(
+    "e4m3x4_f16x2_cvt",
+    (u32,),
+    Vec(u32, 2),
+    needs=_SM89,
+    section=_CVT,
+    # of a shifted word ptxas would not read the upper half in place
+    ptx="{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }",
+    numpy=lambda q: _e4m3x4(E4M3_F16, q),
+)
 e5m2x2_f16x2 = Op(
     "e5m2x2_f16x2",
     (u32,),

@@ -1,0 +1,57 @@
+"""The GEMVs over FP8 load a step's weights before they multiply any, and neither how
+many they load nor how a card converts them changes a bit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from atlas_lab.arms import atlas_arms, fp8
+from atlas_lab.core.target import shipped_targets
+from atlas_lab.experiments.case import Case, base_context
+from atlas_lab.experiments.parity import run
+from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemv.fp8 import SPAN, gemv_fp8_block, gemv_fp8_row
+from atlas_lab.kernels.lang.compile import compiler_missing
+from atlas_lab.runtime.device import open_device
+
+H200 = shipped_targets()[0]
+OLDER = replace(H200, capability=(8, 0))
+ARMS = {a.name: a for a in atlas_arms()}
+FORMS = [("fp8_gemv", "fp8", gemv_fp8_block), ("fp8_row_gemv", "fp8_row", gemv_fp8_row)]
+WEIGHTS = re.compile(r"LDG\S*\.LTC256B\.128")
+ARITHMETIC = re.compile(r"\b(F2FP|HADD2|HMUL2|HFMA2|FFMA)\b")
+
+
+@pytest.mark.skipif(compiler_missing() is not None, reason="needs the CUDA compiler")
+@pytest.mark.parametrize("unroll", [2, 5])
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("family", [gemv_fp8_block, gemv_fp8_row])
+def test_weights_of_a_step_are_loaded_before_any_is_multiplied(family, native: bool, unroll: int) -> None:
+    lines = L.sass(family(4, 2, unroll, 1, native=native, blocks=6), "sm_90a").splitlines()
+    loads = [i for i, line in enumerate(lines) if WEIGHTS.search(line)]
+    assert len(loads) == 2 * unroll
+    assert not any(ARITHMETIC.search(line) for line in lines[loads[0] : loads[-1]])
+    assert sum("FFMA" in line for line in lines[loads[-1] :]) >= 32 * unroll
+
+
+@pytest.mark.parametrize("k", [16, SPAN - 16, SPAN, 2 * SPAN + 32, 5 * SPAN, 6 * SPAN + 272])
+@pytest.mark.parametrize(("name", "form", "family"), FORMS)
+def test_bits_depend_neither_on_how_much_a_step_loads_nor_on_how_a_card_converts(
+    name: str, form: str, family, k: int, monkeypatch
+) -> None:
+    arm, found, launched = ARMS[name], [], set()
+    for unroll, target in ((5, H200), (5, OLDER), (1, OLDER), (2, H200)):
+        monkeypatch.setattr(fp8, "UNROLL", unroll)
+        monkeypatch.setattr(arm, "kernels", fp8.gemvs(family, native=False))
+        monkeypatch.setattr(arm, "optional_kernels", fp8.gemvs(family, native=True))
+        with open_device("interpreter", target) as device:
+            ran = run(Case(name, ("ffn.up",), 2, 5, k, form), arm, device, base_context(target))
+        found.append(ran.out.tobytes())
+        launched |= {x.kernel for x in ran.program.launches}
+    assert np.any(ran.out.astype(np.float32))
+    assert len(launched) == 4
+    assert found == found[:1] * 4
