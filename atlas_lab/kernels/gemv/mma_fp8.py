@@ -163,7 +163,7 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
             return scaled(sums, part, f, load_scale(source[3], step))
         return scaled_add(sums, part, f)
 
-    return Straight(SPAN, 16, locate, load, use, no_alpha)
+    return Straight(SPAN, RUN, 16, locate, load, use, no_alpha)
 
 
 @L.family
@@ -194,7 +194,7 @@ def mma_fp8(
     if abreast:
         asked = {"joined": joined, "pair": pair, "clamp": clamp, "not whole": not whole}
         refuse_all_but_plain("abreast", asked, tiles, cluster)
-        run = abreast_of(straight_of(columns, scale, by_row), warps, abreast, columns)
+        run = abreast_of(straight_of(columns, scale, by_row), warps, abreast, columns, depth)
     else:
         reader = reader_of(tiles, columns, whole, scale, by_row)
         run = stream(reader, warps, depth, tiles, columns, joined, pair, clamp=clamp, cluster=cluster)
