@@ -16,6 +16,7 @@ from atlas_lab.arms.mma.base import NARROW, Form
 from atlas_lab.core.tuning import setting
 from atlas_lab.kernels.gemv.abreast import BARRIERS, CHUNK, CHUNKS
 from atlas_lab.kernels.gemv.columns import TILE
+from atlas_lab.kernels.gemv.mma_bf16 import mma_bf16
 from atlas_lab.kernels.gemv.mma_fp8 import mma_fp8
 from atlas_lab.kernels.gemv.mma_lanes import mma_nvfp4_lanes
 from atlas_lab.kernels.lang import Kernel
@@ -119,8 +120,9 @@ def test_what_is_usual_is_left_out_of_a_setting() -> None:
     assert Form(**dict(form.setting)) == form
 
 
-REFUSED = {
+REFUSED: dict[Callable[..., Kernel], list[dict[str, int]]] = {
     mma_fp8: [{"joined": True}, {"pair": True}, {"whole": False}, {"tiles": 2}, {"cluster": 2}],
+    mma_bf16: [{"clamp": True}, {"whole": False}, {"kept": 1}],
     mma_nvfp4_lanes: [{"gate": True}, {"dependent": True}, {"clamp": True}, {"kept": 1}],
 }
 

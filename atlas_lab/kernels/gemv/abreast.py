@@ -96,13 +96,13 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: 
         return words
 
     @L.device
-    def first_of(args, row, n, unit, k):
+    def first_of(args, row, n, unit, units, k):
         """What is found of the tile, and the words of the warp's first units; zeros where there is none such."""
         source, words = locate(args, 0, row, n, k), ()
         for d in L.unroll(depth):
-            one = nothing()
-            if row < n and (unit + d * warps) * span < k:
-                one = load(source, L.i32(unit + d * warps), k)
+            one, at = nothing(), L.i32(unit + d * warps)
+            if row < n and at < units:
+                one = load(source, at, k)
             words = words + one
         return source, words
 
@@ -116,6 +116,12 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: 
             else:
                 out = out + place_of(words, i)
         return out
+
+    @L.device
+    def add(sums, words, source, args, at, unit):
+        """A unit, once its chunk of x is there."""
+        L.mbarrier_wait(L.dynamic_shared(L.u64, bar), L.i32(unit * span // CHUNK), L.u32(0))
+        return use(sums, words, source, args, of_x, at, unit)
 
     @L.device
     def end(slot, warp, sums, args, y, row, m, n):
@@ -139,7 +145,8 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: 
         slot = L.i32(L.warp_id() // warps)
         warp = L.i32(L.warp_id() - slot * warps)
         row, step = L.i32((slot * cuda.gridDim.x + cuda.blockIdx.x) * TILE), L.i32(cuda.gridDim.x * abreast * TILE)
-        source, words = first_of(args, row, n, warp, k)
+        units = L.i32(k // span)
+        source, words = first_of(args, row, n, warp, units, k)
         bars = L.dynamic_shared(L.u64, bar)
         if cuda.threadIdx.x == 0:
             for i in L.unroll(CHUNKS):
@@ -148,21 +155,22 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: 
         cuda.syncthreads()
         if L.warp_id() == 0:
             bring(x, m, k)
-        at, units = places(m, k), L.i32(k // span)
+        at = places(m, k)
         while row < n:
             sums, unit = L.zeros(4 * columns), warp
             while unit < units:
                 for d in L.unroll(depth):
                     if unit < units:
-                        L.mbarrier_wait(bars, L.i32(unit * span // CHUNK), L.u32(0))
-                        sums = use(sums, place_of(words, d), source, args, of_x, at, unit)
-                        if unit + depth * warps < units:
-                            words = exchanged(words, d, load(source, L.i32(unit + depth * warps), k))
+                        later = L.i32(unit + depth * warps)
+                        more = later < units  # known before the products: loads become predicated and move up
+                        sums = add(sums, place_of(words, d), source, args, at, unit)
+                        if more:
+                            words = exchanged(words, d, load(source, later, k))
                         unit = L.i32(unit + warps)
-            later = L.i32(row + step)
-            source, words = first_of(args, later, n, warp, k)
+            following = L.i32(row + step)
+            source, words = first_of(args, following, n, warp, units, k)
             end(slot, warp, sums, args, y, row, m, n)
-            row = later
+            row = following
 
     return stream
 

@@ -140,10 +140,10 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
 
     @L.device
     def load(source, unit, k):
-        words = ()
+        words, here = (), L.i32(unit * SPAN)
         for i in L.unroll(2):
             for h in L.unroll(2):
-                words = words + L.ld_in_v4_b32_line(source[h], L.i32(unit * SPAN + 64 * i))
+                words = words + L.ld_in_v4_b32_line(source[h], here + 64 * i)
         return words
 
     @L.device
