@@ -38,7 +38,7 @@ class Form(NamedTuple):
     """A setting: warps a tile, units in flight, and units in flight and row tiles where x has more than 8 rows; over
     how many blocks of a cluster the warps are spread, for up to 8 rows and for more; of how many units a warp keeps x
     in registers, likewise. Where it does, K is so many units for each warp. `abreast`: how many row tiles a block has
-    at once, each of so many warps, whose weights go straight into registers; 0: they go through a ring.
+    at once, each of so many warps, whose units go straight into registers; 0: they go through a ring.
 
     Bits depend on the warps alone. As a `Setting`, whatever is as usual in the last five is left out.
     """
@@ -109,6 +109,8 @@ class Mma(Arm):
     """Bytes of a warp's ring for 16 rows of one unit."""
     span: int
     """K of a unit."""
+    run: int = 16
+    """K of a lane that lie together in x where row tiles are abreast."""
     weight_bytes: float
     """A weight, scales included."""
     issue: float
@@ -213,7 +215,7 @@ class Mma(Arm):
     def _shared(self, one: Launched, k: int) -> int:
         """Dynamic shared memory of a block, bytes: the warps' rings, then their sums in its place."""
         if one.abreast:
-            return abreast_bytes(one.warps, one.abreast, one.columns, k)
+            return abreast_bytes(one.warps, one.abreast, one.columns, k, self.run)
         ring = one.depth * one.tiles * self.unit
         if one.kept:
             return kept_bytes(one.warps, one.depth, one.columns, self.unit, one.cluster)

@@ -1,12 +1,13 @@
 """How a block streams several row tiles abreast: weights go straight into registers, x lies in shared memory.
 
 An SM has one block, whose warps have all row tiles of the SM at once where the card is filled once: `warps` of them a
-tile, which take its units of K in turn as in `stream` and whose sums are added in their order: the same bits. A unit
-is loaded into the registers of the one that was multiplied. The copy engine brings the rows of x while the first
-weights are on their way, CHUNK of K after CHUNK, and a warp waits only for the chunk that its unit is of.
+tile, which take its units of K in turn as in `stream` and whose sums are added in their order: the same bits. A warp
+has `depth` places for a unit in registers, and loads the next one into the place of the one that it has just
+multiplied. The copy engine brings the rows of x while the first weights are on their way, CHUNK of K after CHUNK, and a
+warp waits only for the chunk that its unit is of.
 
-Rows of x in shared memory are 16 bytes longer than they have to be, so that eight lanes that load 16 bytes each, of two
-rows, meet no bank conflict.
+Rows of x in shared memory are longer than they have to be, so that eight lanes that load 16 bytes each, of two rows,
+meet no bank conflict: their places are 2·run bytes apart, those of the other row lie between them or after them.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from atlas_lab.kernels.gemv.columns import FRAGMENT, TILE, added, fragment_store
 from atlas_lab.kernels.lang import cuda
 
 CHUNK, CHUNKS = 512, 16  # K that arrives together, a multiple of every span; as many at most
-APART = 16  # bytes
+APART = {8: 64, 16: 16}  # bytes, by a lane's run
 BARRIERS = 15  # named ones of a block: as many row tiles at most
 _bring = L.bulk_load()
 
@@ -25,14 +26,15 @@ _bring = L.bulk_load()
 class Straight(NamedTuple):
     """How a format's weights are read into registers and multiplied; `args` are the kernel's own arguments, in a tuple.
 
-    A unit is 16 rows by `span` K. `locate(args, which, row, count, k)`: what is found once of the tile of projection
-    `which` that begins at its row `row` of `count`; `load(source, unit, k)`: the lane's `words` of a unit;
-    `use(sums, words, source, args, of_x, at, unit)` adds it, with `of_x(at, unit, i)`: the i-th run of 16 K of each 8
-    rows of x, as `columns.activations` lays them out. `lift`, then `alpha(args, which)`, are what the sums are
-    multiplied by.
+    A unit is 16 rows by `span` K, of which a lane has runs of `run`. `locate(args, which, row, count, k)`: what is
+    found once of the tile of projection `which` that begins at its row `row` of `count`; `load(source, unit, k)`: the
+    lane's `words` of a unit; `use(sums, words, source, args, of_x, at, unit)` adds it, with `of_x(at, unit, i)`: the
+    lane's i-th run of each 8 rows of x, as `columns.activations` lays them out. `lift`, then `alpha(args, which)`, are
+    what the sums are multiplied by.
     """
 
     span: int
+    run: int
     words: int
     locate: Any
     load: Any
@@ -41,14 +43,16 @@ class Straight(NamedTuple):
     lift: float = 1.0
 
 
-def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
+def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: int):
     """A device function as `stream.stream` returns, of one projection and K a multiple of `span`, at most
-    `CHUNK·CHUNKS`: `abreast` row tiles of `warps` warps. Raises ValueError where a block has no barrier for each."""
+    `CHUNK·CHUNKS`: `abreast` row tiles of `warps` warps, each with `depth` units on their way or in registers. Raises
+    ValueError where a block has no barrier for each."""
     if not 1 <= abreast <= BARRIERS:
         raise ValueError(f"abreast: found {abreast} row tiles a block, expected 1 to {BARRIERS}")
     locate, load, use, four_of = reader.locate, reader.load, reader.use, part_of(4)
     store = fragment_stored(reader.alpha, reader.lift)
-    span, count = reader.span, reader.words
+    span, run, count, place_of = reader.span, reader.run, reader.words, part_of(reader.words)
+    apart, loads = APART[run], run // 8
     mine = warps * columns * FRAGMENT  # bytes of a tile's sums
     bar = abreast * mine
     x_at = bar + 8 * CHUNKS
@@ -65,7 +69,7 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
                 L.mbarrier_arrive_expect_tx(bars, chunk, L.u32(m) * size)
             cuda.syncwarp()
             if lane < m:
-                _bring(shared, L.i32(lane * (2 * k + APART) + 2 * at), x, L.i32(lane * k + at), size, bars, chunk)
+                _bring(shared, L.i32(lane * (2 * k + apart) + 2 * at), x, L.i32(lane * k + at), size, bars, chunk)
             at = L.i32(at + CHUNK)
 
     @L.device
@@ -73,27 +77,51 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
         """Where the lane's first run of its row of each 8 lies; rows past m repeat the last."""
         rows, lane = (), L.lane_id()
         for c in L.unroll(columns):
-            rows = rows + (L.i32(min((lane >> 2) + 8 * c, m - 1) * (2 * k + APART) + 32 * (lane & 3)),)
+            rows = rows + (L.i32(min((lane >> 2) + 8 * c, m - 1) * (2 * k + apart) + 2 * run * (lane & 3)),)
         return rows
 
     @L.device
     def of_x(at, unit, i):
         shared, found = L.dynamic_shared(L.u8, x_at), ()
         for c in L.unroll(columns):
-            here = L.i32(at[c] + 2 * span * unit + 128 * i)
-            found = found + L.lds_v4_b32(shared, here) + L.lds_v4_b32(shared, here + 16)
+            for j in L.unroll(loads):
+                found = found + L.lds_v4_b32(shared, L.i32(at[c] + 2 * span * unit + 8 * run * i + 16 * j))
         return found
 
     @L.device
-    def first_of(args, row, n, unit, k):
-        """What is found of the tile, and the words of its unit; zeros where there is none such."""
-        source = locate(args, 0, row, n, k)
+    def nothing():
         words = ()
         for _ in L.unroll(count):
             words = words + (L.u32(0),)
-        if row < n and unit * span < k:
-            words = load(source, unit, k)
+        return words
+
+    @L.device
+    def first_of(args, row, n, unit, units, k):
+        """What is found of the tile, and the words of the warp's first units; zeros where there is none such."""
+        source, words = locate(args, 0, row, n, k), ()
+        for d in L.unroll(depth):
+            one, at = nothing(), L.i32(unit + d * warps)
+            if row < n and at < units:
+                one = load(source, at, k)
+            words = words + one
         return source, words
+
+    @L.device
+    def exchanged(words, d, one):
+        """The words with those in the d-th place exchanged."""
+        out = ()
+        for i in L.unroll(depth):
+            if i == d:
+                out = out + one
+            else:
+                out = out + place_of(words, i)
+        return out
+
+    @L.device
+    def add(sums, words, source, args, at, unit):
+        """A unit, once its chunk of x is there."""
+        L.mbarrier_wait(L.dynamic_shared(L.u64, bar), L.i32(unit * span // CHUNK), L.u32(0))
+        return use(sums, words, source, args, of_x, at, unit)
 
     @L.device
     def end(slot, warp, sums, args, y, row, m, n):
@@ -113,11 +141,12 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
         L.barrier_sync(slot + 1, 32 * warps)  # the next tile's sums lie in the same place
 
     @L.device
-    def run(args, x, y, m, n, k, first, second, kind, full):
+    def stream(args, x, y, m, n, k, first, second, kind, full):
         slot = L.i32(L.warp_id() // warps)
         warp = L.i32(L.warp_id() - slot * warps)
         row, step = L.i32((slot * cuda.gridDim.x + cuda.blockIdx.x) * TILE), L.i32(cuda.gridDim.x * abreast * TILE)
-        source, words = first_of(args, row, n, warp, k)
+        units = L.i32(k // span)
+        source, words = first_of(args, row, n, warp, units, k)
         bars = L.dynamic_shared(L.u64, bar)
         if cuda.threadIdx.x == 0:
             for i in L.unroll(CHUNKS):
@@ -126,21 +155,24 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
         cuda.syncthreads()
         if L.warp_id() == 0:
             bring(x, m, k)
-        at, units = places(m, k), L.i32(k // span)
+        at = places(m, k)
         while row < n:
             sums, unit = L.zeros(4 * columns), warp
             while unit < units:
-                L.mbarrier_wait(bars, L.i32(unit * span // CHUNK), L.u32(0))
-                sums = use(sums, words, source, args, of_x, at, unit)
-                unit = L.i32(unit + warps)
-                if unit < units:
-                    words = load(source, unit, k)
-            later = L.i32(row + step)
-            source, words = first_of(args, later, n, warp, k)
+                for d in L.unroll(depth):
+                    if unit < units:
+                        later = L.i32(unit + depth * warps)
+                        more = later < units  # known before the products: loads become predicated and move up
+                        sums = add(sums, place_of(words, d), source, args, at, unit)
+                        if more:
+                            words = exchanged(words, d, load(source, later, k))
+                        unit = L.i32(unit + warps)
+            following = L.i32(row + step)
+            source, words = first_of(args, following, n, warp, units, k)
             end(slot, warp, sums, args, y, row, m, n)
-            row = later
+            row = following
 
-    return run
+    return stream
 
 
 def refuse_all_but_plain(what: str, asked: Mapping[str, bool], tiles: int, cluster: int) -> None:
@@ -151,6 +183,6 @@ def refuse_all_but_plain(what: str, asked: Mapping[str, bool], tiles: int, clust
         raise ValueError(f"{what}: found {', '.join(found)}, expected a plain product, 1 tile, 1 block")
 
 
-def abreast_bytes(warps: int, abreast: int, columns: int, k: int) -> int:
+def abreast_bytes(warps: int, abreast: int, columns: int, k: int, run: int) -> int:
     """Dynamic shared memory of a block, bytes."""
-    return abreast * warps * columns * FRAGMENT + 8 * CHUNKS + 8 * columns * (2 * k + APART)
+    return abreast * warps * columns * FRAGMENT + 8 * CHUNKS + 8 * columns * (2 * k + APART[run])

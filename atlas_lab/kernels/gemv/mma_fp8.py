@@ -140,10 +140,10 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
 
     @L.device
     def load(source, unit, k):
-        words = ()
+        words, here = (), L.i32(unit * SPAN)
         for i in L.unroll(2):
             for h in L.unroll(2):
-                words = words + L.ld_in_v4_b32_line(source[h], L.i32(unit * SPAN + 64 * i))
+                words = words + L.ld_in_v4_b32_line(source[h], here + 64 * i)
         return words
 
     @L.device
@@ -163,7 +163,7 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
             return scaled(sums, part, f, load_scale(source[3], step))
         return scaled_add(sums, part, f)
 
-    return Straight(SPAN, 16, locate, load, use, no_alpha)
+    return Straight(SPAN, RUN, 16, locate, load, use, no_alpha)
 
 
 @L.family
@@ -194,7 +194,7 @@ def mma_fp8(
     if abreast:
         asked = {"joined": joined, "pair": pair, "clamp": clamp, "not whole": not whole}
         refuse_all_but_plain("abreast", asked, tiles, cluster)
-        run = abreast_of(straight_of(columns, scale, by_row), warps, abreast, columns)
+        run = abreast_of(straight_of(columns, scale, by_row), warps, abreast, columns, depth)
     else:
         reader = reader_of(tiles, columns, whole, scale, by_row)
         run = stream(reader, warps, depth, tiles, columns, joined, pair, clamp=clamp, cluster=cluster)
