@@ -22,7 +22,7 @@ def _step(rows: int, unroll: int, m: int, stream: bool, native: bool):
     `multiply(q, u, x, k, c)` is the sums of products of span u, which begins at K = c, with the m rows of x: row r of
     the weights times row i of x is r·m + i.
     """
-    ordered = L.ld_in_v4_b32_stream if stream else L.ld_in_v4_b32
+    ordered = L.ld_in_v4_b32_line if stream else L.ld_in_v4_b32
     widen = L.e4m3x4_f16x2_cvt if native else L.e4m3x4_f16x2
     fetch, dot = activations(m, CHUNK), dots(m, CHUNK, CHUNK)
 
