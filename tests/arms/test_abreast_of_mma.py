@@ -18,6 +18,7 @@ from atlas_lab.kernels.gemv.abreast import BARRIERS, CHUNK, CHUNKS
 from atlas_lab.kernels.gemv.columns import TILE
 from atlas_lab.kernels.gemv.mma_bf16 import mma_bf16
 from atlas_lab.kernels.gemv.mma_fp8 import mma_fp8
+from atlas_lab.kernels.gemv.mma_int8 import mma_int8
 from atlas_lab.kernels.gemv.mma_lanes import mma_nvfp4_lanes
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.runtime.device import Device, open_device
@@ -123,6 +124,7 @@ def test_what_is_usual_is_left_out_of_a_setting() -> None:
 REFUSED: dict[Callable[..., Kernel], list[dict[str, int]]] = {
     mma_fp8: [{"joined": True}, {"pair": True}, {"whole": False}, {"tiles": 2}, {"cluster": 2}],
     mma_bf16: [{"clamp": True}, {"whole": False}, {"kept": 1}],
+    mma_int8: [{"tiles": 2}, {"kept": 1}],
     mma_nvfp4_lanes: [{"gate": True}, {"dependent": True}, {"clamp": True}, {"kept": 1}],
 }
 
@@ -136,3 +138,13 @@ def test_what_is_not_plain_is_refused(family: Callable[..., Kernel], more: dict[
 def test_a_block_has_a_barrier_for_each_tile() -> None:
     with pytest.raises(ValueError, match=rf"abreast: found {BARRIERS + 1} row tiles a block, expected 1 to {BARRIERS}"):
         mma_fp8(warps=2, abreast=BARRIERS + 1)
+
+
+@pytest.mark.parametrize(("name", "form"), SHIPPED, ids=str)
+def test_the_tolerance_holds_for_so_few_warps(name: str, form: Form) -> None:
+    """Of a warp: what is scaled and added, or the products themselves, 16 K each; then the warps in order."""
+    arm = ARMS[name]
+    inside = arm.reduction_class.promotion // TILE
+    for units in (1, 7, 40, CHUNK * CHUNKS // arm.span):
+        chain = -(-units // form.warps) * arm.span // (TILE * max(inside, 1))
+        assert arm.tolerance.depth(arm.span * units) >= inside + chain + form.warps - 1

@@ -35,7 +35,7 @@ class Bf16Mma(Mma):
     )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 72, (2, 1): 72, (2, 2): 96})
     variants = ({"whole": True}, {"whole": False})
-    tolerance = rounded(ascending(BF16_SPAN, 4, 4, 16), 0)
+    tolerance = rounded(ascending(BF16_SPAN, 4, 2, 16), 0)
     reduction_class = class_t("units of 64")
 
     def fits(self, p: Projection) -> Verdict:
@@ -65,7 +65,7 @@ class Fp8Mma(Mma):
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 96, (2, 3): 152})
     apart, pair_apart = 16, 16
     variants = tuple({"whole": w, "scale": d} for d in SCALES.values() for w in (True, False))
-    tolerance = rounded(lambda k: 8 + ascending(SPAN, 1, 4, 16)(k), 1)
+    tolerance = rounded(lambda k: 8 + ascending(SPAN, 1, 2, 16)(k), 1)
     reduction_class = class_t("units of 128", promotion=128)
 
     def fits(self, p: Projection) -> Verdict:

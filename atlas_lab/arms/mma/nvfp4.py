@@ -69,7 +69,7 @@ class Nvfp4MmaRepacked(Mma):
     gate_caps = MappingProxyType({1: 64, 2: 112})
     dependent, ragged = True, True
     first_on = ("sm_90a",)  # where nvfp4_wgmma reads the same copy
-    tolerance = rounded(ascending(mma_lanes.SPAN, 8, 4, 20), 2)
+    tolerance = rounded(ascending(mma_lanes.SPAN, 8, 2, 20), 2)
     reduction_class = class_t("units of 128, a group of 16 a lane twice")
 
     def fits(self, p: Projection) -> Verdict:

@@ -78,16 +78,16 @@ def straight_of(columns: int) -> Straight:
 
     @L.device
     def load(source, unit, k):
-        words, here = (), L.i32(unit * SPAN)
-        for i in L.unroll(2):
-            for h in L.unroll(2):
-                words = words + L.ld_in_v4_b32_line(source[h], here + 32 * i)
+        words = ()
+        for h in L.unroll(2):
+            here = L.offset(source[h], L.i32(unit * SPAN))
+            words = words + L.ld_in_v4_b32_line(here, 0) + L.ld_in_v4_b32_line(here, 32)
         return words
 
     @L.device
     def use(sums, words, source, args, of_x, at, unit):
         for i in L.unroll(2):
-            sums = half(sums, 0, quad(words, 2 * i), quad(words, 2 * i + 1), of_x(at, unit, i))
+            sums = half(sums, 0, quad(words, i), quad(words, 2 + i), of_x(at, unit, i))
         return sums
 
     return Straight(SPAN, RUN, 16, locate, load, use, no_alpha)

@@ -140,10 +140,10 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
 
     @L.device
     def load(source, unit, k):
-        words, here = (), L.i32(unit * SPAN)
-        for i in L.unroll(2):
-            for h in L.unroll(2):
-                words = words + L.ld_in_v4_b32_line(source[h], here + 64 * i)
+        words = ()
+        for h in L.unroll(2):
+            here = L.offset(source[h], L.i32(unit * SPAN))
+            words = words + L.ld_in_v4_b32_line(here, 0) + L.ld_in_v4_b32_line(here, 64)
         return words
 
     @L.device
@@ -154,7 +154,7 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
         for i in L.unroll(2):
             v = of_x(at, unit, i)
             for j in L.unroll(4):
-                a, b = L.e4m3x4_bf16x2(words[8 * i + j]), L.e4m3x4_bf16x2(words[8 * i + 4 + j])
+                a, b = L.e4m3x4_bf16x2(words[4 * i + j]), L.e4m3x4_bf16x2(words[8 + 4 * i + j])
                 if i == 0 and j == 0:
                     part = begin((a[0], b[0], a[1], b[1]), v, 0)
                 else:
