@@ -129,7 +129,11 @@ REFUSED: dict[Callable[..., Kernel], list[dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize(("family", "more"), [(f, m) for f, several in REFUSED.items() for m in several], ids=str)
+def named(value: object) -> str:
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(("family", "more"), [(f, m) for f, several in REFUSED.items() for m in several], ids=named)
 def test_what_is_not_plain_is_refused(family: Callable[..., Kernel], more: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"abreast: found .*, expected a plain product, 1 tile, 1 block"):
         family(warps=2, abreast=3, **more)

@@ -22,7 +22,7 @@ H200 = shipped_targets()[0]
 OLDER = replace(H200, capability=(8, 0))
 ARMS = {a.name: a for a in atlas_arms()}
 FORMS = [("fp8_gemv", "fp8", gemv_fp8_block), ("fp8_row_gemv", "fp8_row", gemv_fp8_row)]
-WEIGHTS = re.compile(r"LDG\S*\.LTC256B\.128")
+WEIGHTS = re.compile(r"LDG\S*\.LTC128B\.128")
 ARITHMETIC = re.compile(r"\b(F2FP|HADD2|HMUL2|HFMA2|FFMA)\b")
 
 

@@ -27,16 +27,24 @@ SHIPPED = [(name, bn, split) for name in FORMATS for bn, _, split in ARMS[name].
 EACH = pytest.mark.parametrize(("name", "bn", "split"), SHIPPED)
 
 
-def case_of(name: str, bn: int, split: int, m: int = 33, n: int = 200, steps: int = 7) -> Case:
+def case_of(name: str, bn: int, split: int, m: int = 33, n: int = 0, steps: int = 7) -> Case:
     """Two tiles, the last one ragged, and steps that no block has as many of as another."""
-    return Case(name, ("ffn.up",), m, n, STEP[name] * steps, FORMATS[name], setting=setting(columns=bn, split=split))
+    return Case(
+        name,
+        ("ffn.up",),
+        m,
+        n or 2 * bn - 24,
+        STEP[name] * steps,
+        FORMATS[name],
+        setting=setting(columns=bn, split=split),
+    )
 
 
 @EACH
 def test_sums_are_right_and_met_in_a_cluster(name: str, bn: int, split: int) -> None:
     arm = ARMS[name]
     with open_device("interpreter", HOPPER) as device:
-        for m, steps in ((33, 7), (64, split)):
+        for m, steps in ((33, 7), (64, split), (20, 8)):
             case = case_of(name, bn, split, m, steps=steps)
             result = run_case(case, arm, device, base_context(HOPPER))
             assert result.ok, result.sentence
@@ -53,7 +61,7 @@ def test_bits_do_not_depend_on_the_order_of_threads_and_copies(name: str) -> Non
     for seed in (0, 1):
         options = Options(order="random", late_async="random") if seed else Options()
         with InterpreterDevice(HOPPER, seed=seed, options=options) as device:
-            outputs.append(run(case_of(name, 128, 3), ARMS[name], device, base_context(HOPPER)).out)
+            outputs.append(run(case_of(name, 128, 2), ARMS[name], device, base_context(HOPPER)).out)
     assert oracle.same_bits(*outputs)
 
 
@@ -72,7 +80,8 @@ def test_sums_are_right_on_a_card_run_after_run(name: str, bn: int, split: int, 
 @EACH
 def test_all_clusters_run_at_once_and_each_block_has_a_step(name: str, bn: int, split: int) -> None:
     arm, form = ARMS[name], setting(columns=bn, split=split)
-    most = {2: 66, 3: 40}[split]  # tiles: a group of 16 SMs has five clusters of three
+    tile = next(t for t in arm.tiles()[0] if (t.bm, t.bn, t.split) == (64, bn, split))
+    most = tile.at_once(HOPPER.sms) // split
     assert form in arm.settings(bn * most, 5120, HOPPER)
     assert form not in arm.settings(bn * most + 8, 5120, HOPPER)
     assert form not in arm.settings(bn, STEP[name] * (split - 1), HOPPER)
@@ -90,7 +99,7 @@ def test_a_tile_is_never_cut_beside(name: str, bn: int, split: int) -> None:
         assert t.mail == mail_bytes(t.warps, t.sums, split) == (split - 1) * 4 * t.bm * t.bn + 16
 
 
-@pytest.mark.parametrize("split", [5, 8])
+@pytest.mark.parametrize("split", [3, 4, 8])
 def test_other_splits_are_refused(split: int) -> None:
     with pytest.raises(ValueError, match=f"split: found {split} blocks a tile, expected {', '.join(map(str, SPLITS))}"):
         wgmma_bf16(64, 128, 4, split=split)

@@ -16,10 +16,11 @@ from atlas_lab.core.numbers import ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.rows import rows
 from atlas_lab.core.target import Target
+from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.core.tuning import Setting, chosen, setting
 from atlas_lab.core.verdict import Verdict, no, yes
 from atlas_lab.kernels.activation.gated import KINDS, kind_of
-from atlas_lab.kernels.gemv.abreast import CHUNK, CHUNKS, abreast_bytes
+from atlas_lab.kernels.gemv.abreast import BLOCK, CHUNK, CHUNKS, ROW, abreast_bytes
 from atlas_lab.kernels.gemv.cluster import cluster_bytes
 from atlas_lab.kernels.gemv.columns import TILE, finish_bytes
 from atlas_lab.kernels.gemv.kept import kept_bytes
@@ -109,8 +110,6 @@ class Mma(Arm):
     """Bytes of a warp's ring for 16 rows of one unit."""
     span: int
     """K of a unit."""
-    run: int = 16
-    """K of a lane that lie together in x where row tiles are abreast."""
     weight_bytes: float
     """A weight, scales included."""
     issue: float
@@ -215,7 +214,7 @@ class Mma(Arm):
     def _shared(self, one: Launched, k: int) -> int:
         """Dynamic shared memory of a block, bytes: the warps' rings, then their sums in its place."""
         if one.abreast:
-            return abreast_bytes(one.warps, one.abreast, one.columns, k, self.run)
+            return abreast_bytes(one.warps, one.abreast, one.columns, k)
         ring = one.depth * one.tiles * self.unit
         if one.kept:
             return kept_bytes(one.warps, one.depth, one.columns, self.unit, one.cluster)
@@ -299,7 +298,8 @@ class Mma(Arm):
         kind = kind_of(pair or gate, limit) if pair or gate else 0
         borders = (n, n) if pair else self._borders(c)
         grid, full = (-(-n // TILE), 0) if pair else self._blocks(n, one, c.context.target.sms)
-        args = (*(a for of in weights for a in of), c.x, c.y, c.m, n, c.k, *borders, kind, full, *self.scalars(key, c))
+        x = map_of_x(c, one) if one.abreast else c.x
+        args = (*(a for of in weights for a in of), x, c.y, c.m, n, c.k, *borders, kind, full, *self.scalars(key, c))
         return [
             Launch(
                 kernel,
@@ -338,6 +338,12 @@ class Mma(Arm):
         """Rows of a weight whose projection ends where its tiles do."""
         rows: int = self.operands(w)[0].shape[0]
         return rows
+
+
+def map_of_x(c: Call, one: Launched) -> TensorMap:
+    """What a kernel of row tiles abreast reads x `[m, k]` by: CHUNK of K of as many rows as products have columns."""
+    blocks = c.x.data.view(0, (c.k // BLOCK, c.m, BLOCK), (BLOCK, c.k, 1))
+    return TensorMap(blocks, (CHUNK // BLOCK, 8 * one.columns, BLOCK), swizzle=ROW)
 
 
 def _apart(parameters: Mapping[str, Any]) -> bool:

@@ -14,7 +14,6 @@ from atlas_lab.core.declare import Bind
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.verdict import Verdict, no
 from atlas_lab.formats.base import PER_ROW
-from atlas_lab.kernels.gemv.mma_bf16 import RUN as BF16_RUN
 from atlas_lab.kernels.gemv.mma_bf16 import SPAN as BF16_SPAN
 from atlas_lab.kernels.gemv.mma_bf16 import UNIT as BF16_UNIT
 from atlas_lab.kernels.gemv.mma_bf16 import mma_bf16
@@ -27,7 +26,6 @@ class Bf16Mma(Mma):
     source = "bf16"
     family = staticmethod(mma_bf16)
     unit, span, weight_bytes, issue = BF16_UNIT, BF16_SPAN, 2, 0.03
-    run = BF16_RUN
     forms = (
         *(Form(8, 3, 2, 1), Form(4, 1, 1, 2), Form(12, 2, 1, 1), Form(16, 3, 2, 1, 4, 4)),
         *(Form(16, 5, 4, 1, kept=5, wide_kept=5), Form(16, 5, 4, 1, kept=4, wide_kept=4)),

@@ -143,7 +143,6 @@ class Int8Mma(Mma):
     source = ""
     family = staticmethod(mma_int8.mma_int8)
     unit, span, weight_bytes, issue = mma_int8.UNIT, mma_int8.SPAN, 1.125, 0.1
-    run = mma_int8.RUN
     forms = (
         *(Form(8, 2, 2, 1), Form(4, 3, 4, 1), Form(8, 4, 4, 1, kept=5, wide_kept=5)),
         Form(2, 1, 1, 1, abreast=9),

@@ -98,7 +98,7 @@ class OnWarpgroups(Arm):
 
     def rows_map(self, of: Tensor, rows: int) -> TensorMap:
         """The map of x or W whose boxes are so many rows of a stage."""
-        return TensorMap(of, (rows, ROW // self.element_bytes), swizzle=ROW, promotion=256)
+        return TensorMap(of, (rows, ROW // self.element_bytes), swizzle=ROW)
 
     def _counted(self, c: Call, t: Tile) -> int:
         """Columns of y as the kernel counts them."""

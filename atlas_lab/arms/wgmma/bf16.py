@@ -24,8 +24,8 @@ class Bf16Wgmma(OnWarpgroups):
     name = "bf16_wgmma"
     source = "bf16"
     element_bytes, pipe = 2, "mma_bf16"
-    narrow: Sequence[int] = (256, 192, 136, 128, 64)
-    clusters: Sequence[tuple[int, int, int]] = ((136, 2, 1), (128, 2, 1), (64, 2, 1), (128, 1, 2), (128, 1, 3))
+    narrow: Sequence[int] = (256, 192, 136, 128, 112, 64)
+    clusters: Sequence[tuple[int, int, int]] = ((128, 1, 2), (80, 1, 2))
     wide: Sequence[tuple[int, int, int]] = (
         *((256, 1, 2), (192, 1, 2), (176, 1, 2), (256, 1, 1), (136, 1, 1), (64, 1, 1)),
     )
@@ -46,7 +46,7 @@ class Bf16Wgmma(OnWarpgroups):
     def lower(self, c: Call) -> list[Launch]:
         t = self.tile(c)
         args = (self.rows_map(c.x.data, t.bm // t.across), *self.operands(c, t))
-        return [*self.cleared(c, t), self.launch(c, t, self.kernel(t), args, self.borders(c, t))]
+        return [*self.cleared(c, t), self.launch(c, t, self.kernel(t), args, self.borders(c, t), pdl=True)]
 
     def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
         return (self.rows_map(w.weight, t.bn // t.down),)

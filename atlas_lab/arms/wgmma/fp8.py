@@ -37,7 +37,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     element_bytes, pipe = 1, "mma_e4m3"
     beside = 4
     narrow = (192, 136, 128, 64)
-    clusters = ((136, 2, 1), (128, 2, 1), (64, 2, 1), (128, 1, 2), (128, 1, 3))
+    clusters = ((128, 1, 2), (80, 1, 2))
     wide = ((128, 1, 1), (64, 1, 1))
     # the products of 128 of K, then a fused addition for each in FP32: 2**-24, counted twice
     tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 4 + -(-k // (GROUP << 11)))

@@ -36,7 +36,7 @@ class Nvfp4Wgmma(Transposed):
     run = RUN
     first_on: Sequence[str] = ("sm_90a",)
     narrow: Sequence[int] = (192, 128, 64)
-    clusters: Sequence[tuple[int, int, int]] = ((128, 2, 1), (64, 2, 1), (128, 1, 2), (128, 1, 3))
+    clusters: Sequence[tuple[int, int, int]] = ((128, 1, 2), (64, 1, 2))
     several: Sequence[tuple[int, int, int]] = (  # rows of x and of W, blocks of a cluster
         *((256, 128, 1), (256, 128, 2), (192, 128, 1), (128, 192, 1), (128, 128, 1), (96, 192, 1), (96, 128, 1)),
     )
@@ -83,7 +83,7 @@ def units_map(w: Fields, t: Tile) -> TensorMap:
     """The map of repacked weights whose boxes are the rows of W of a tile, 128 of K of them."""
     units, across, _ = w.weight.shape
     lines = w.weight.view(0, (units, across * LINES, ROW))
-    return TensorMap(lines, (t.bn // 16, LINES, ROW), promotion=256)
+    return TensorMap(lines, (t.bn // 16, LINES, ROW))
 
 
 def divides(key: str) -> int:

@@ -17,6 +17,7 @@ SHARED_OF_SM = SHARED_LIMIT + SHARED_RESERVED  # bytes
 ISSUED = 170  # instructions of a warp for a stage
 PRODUCT = 14  # clocks of a product that do not grow with the rows of x: reading operand A
 POWER = 0.1  # of the clocks of what comes from L2 beside products: both draw power
+FEW_ROWS, FEW_STAGES = 64, 4  # of x, and the stages in flight that are best for them: more come later
 ALONE = 650  # clocks of a stage of SPAN whose warps find nothing else to wait beside
 
 
@@ -55,7 +56,8 @@ class RepackedTile(Tile):
     @property
     def stages(self) -> int:
         room = min(SHARED_LIMIT, SHARED_OF_SM // per_sm(self.bm, self.bn) - SHARED_RESERVED)
-        return min(MOST_STAGES, (room - self.outside) // (self.stage + BARS))
+        most = MOST_STAGES if self.bm > FEW_ROWS else FEW_STAGES
+        return min(most, (room - self.outside) // (self.stage + BARS))
 
     @property
     def threads(self) -> int:

@@ -16,7 +16,7 @@ from atlas_lab.kernels.gemm.wgmma_walk import Walk, share, walk
 from atlas_lab.kernels.lang import cuda
 
 CHUNK_BYTES = 32 * 4 * CHUNK  # of a warp
-SPLITS = (2, 3, 4)  # blocks of a cluster
+SPLITS = (2,)  # blocks of a cluster: three and four find too few SMs side by side
 
 
 def mail_bytes(warps: int, count: int, split: int) -> int:

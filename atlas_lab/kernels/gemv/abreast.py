@@ -6,8 +6,9 @@ has `depth` places for a unit in registers, and loads the next one into the plac
 multiplied. The copy engine brings the rows of x while the first weights are on their way, CHUNK of K after CHUNK, and a
 warp waits only for the chunk that its unit is of.
 
-Rows of x in shared memory are longer than they have to be, so that eight lanes that load 16 bytes each, of two rows,
-meet no bank conflict: their places are 2·run bytes apart, those of the other row lie between them or after them.
+x lies in shared memory as the copy engine swizzles it: BLOCK of K of all rows, then the next, the 16-byte chunk c of
+row r where c ^ (r % 8) would be. Eight lanes that load at once, of two rows, meet each bank once where a lane's runs
+are of 16 K, and twice where they are of 8. Rows past m are zero.
 """
 
 from collections.abc import Mapping
@@ -18,9 +19,9 @@ from atlas_lab.kernels.gemv.columns import FRAGMENT, TILE, added, fragment_store
 from atlas_lab.kernels.lang import cuda
 
 CHUNK, CHUNKS = 512, 16  # K that arrives together, a multiple of every span; as many at most
-APART = {8: 64, 16: 16}  # bytes, by a lane's run
+ROW = 128  # bytes of a row of x that lie together: BLOCK of K, swizzled
+BLOCK = ROW // 2
 BARRIERS = 15  # named ones of a block: as many row tiles at most
-_bring = L.bulk_load()
 
 
 class Straight(NamedTuple):
@@ -28,8 +29,8 @@ class Straight(NamedTuple):
 
     A unit is 16 rows by `span` K, of which a lane has runs of `run`. `locate(args, which, row, count, k)`: what is
     found once of the tile of projection `which` that begins at its row `row` of `count`; `load(source, unit, k)`: the
-    lane's `words` of a unit; `use(sums, words, source, args, of_x, at, unit)` adds it, with `of_x(at, unit, i)`: the
-    lane's i-th run of each 8 rows of x, as `columns.activations` lays them out. `lift`, then `alpha(args, which)`, are
+    lane's `words` of a unit; `use(sums, words, source, args, of_x, unit)` adds it, with `of_x(unit, i)`: the lane's
+    i-th run of each 8 rows of x, as `columns.activations` lays them out. `lift`, then `alpha(args, which)`, are
     what the sums are multiplied by.
     """
 
@@ -45,47 +46,39 @@ class Straight(NamedTuple):
 
 def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: int):
     """A device function as `stream.stream` returns, of one projection and K a multiple of `span`, at most
-    `CHUNK·CHUNKS`: `abreast` row tiles of `warps` warps, each with `depth` units on their way or in registers. Raises
-    ValueError where a block has no barrier for each."""
+    `CHUNK·CHUNKS`; its x is a map of boxes of CHUNK of K of 8·columns rows, BLOCK after BLOCK. `abreast` row tiles of
+    `warps` warps, each with `depth` units on their way or in registers. Raises ValueError where a block has no barrier
+    for each."""
     if not 1 <= abreast <= BARRIERS:
         raise ValueError(f"abreast: found {abreast} row tiles a block, expected 1 to {BARRIERS}")
     locate, load, use, four_of = reader.locate, reader.load, reader.use, part_of(4)
     store = fragment_stored(reader.alpha, reader.lift)
     span, run, count, place_of = reader.span, reader.run, reader.words, part_of(reader.words)
-    apart, loads = APART[run], run // 8
+    loads = run // 8
     mine = warps * columns * FRAGMENT  # bytes of a tile's sums
-    bar = abreast * mine
-    x_at = bar + 8 * CHUNKS
+    bar, block = abreast * mine, 8 * columns * ROW  # block: bytes of BLOCK of K of x
+    x_at = _x_at(warps, abreast, columns)
 
     @L.device
-    def bring(x, m, k):
-        """One warp starts the copies of x, a lane a row."""
-        bars, shared, lane = L.dynamic_shared(L.u64, bar), L.dynamic_shared(L.u8, x_at), L.lane_id()
-        at = L.i32(0)
-        while at < k:
-            size = L.u32(2 * min(CHUNK, k - at))
-            chunk = L.i32(at // CHUNK)
-            if lane == 0:
-                L.mbarrier_arrive_expect_tx(bars, chunk, L.u32(m) * size)
-            cuda.syncwarp()
-            if lane < m:
-                _bring(shared, L.i32(lane * (2 * k + apart) + 2 * at), x, L.i32(lane * k + at), size, bars, chunk)
-            at = L.i32(at + CHUNK)
+    def bring(x, k):
+        """One thread starts the copies of x."""
+        bars, shared, chunk = L.dynamic_shared(L.u64, bar), L.dynamic_shared(L.u8, x_at), L.i32(0)
+        while chunk * CHUNK < k:
+            L.mbarrier_arrive_expect_tx(bars, chunk, CHUNK // BLOCK * block)
+            L.tma_load_3d(shared, chunk * (CHUNK // BLOCK * block), x, (chunk * (CHUNK // BLOCK), 0, 0), bars, chunk)
+            chunk = L.i32(chunk + 1)
 
     @L.device
-    def places(m, k):
-        """Where the lane's first run of its row of each 8 lies; rows past m repeat the last."""
-        rows, lane = (), L.lane_id()
-        for c in L.unroll(columns):
-            rows = rows + (L.i32(min((lane >> 2) + 8 * c, m - 1) * (2 * k + apart) + 2 * run * (lane & 3)),)
-        return rows
-
-    @L.device
-    def of_x(at, unit, i):
-        shared, found = L.dynamic_shared(L.u8, x_at), ()
+    def of_x(unit, i):
+        shared, lane, found = L.dynamic_shared(L.u8, x_at), L.lane_id(), ()
+        row, swizzle = L.i32((lane >> 2) * ROW), L.i32((lane >> 2 & 7) << 4)
+        at = L.i32(unit * (span // BLOCK) * block + row)
         for c in L.unroll(columns):
             for j in L.unroll(loads):
-                found = found + L.lds_v4_b32(shared, L.i32(at[c] + 2 * span * unit + 8 * run * i + 16 * j))
+                inside = 4 * run * i + 8 * j  # of K, and the lane's run
+                place = L.i32((2 * (inside % BLOCK) + 2 * run * (lane & 3)) ^ swizzle)
+                here = L.i32(at + inside // BLOCK * block + 8 * c * ROW + place)
+                found = found + L.lds_v4_b32(shared, here)
         return found
 
     @L.device
@@ -118,10 +111,10 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: 
         return out
 
     @L.device
-    def add(sums, words, source, args, at, unit):
+    def add(sums, words, source, args, unit):
         """A unit, once its chunk of x is there."""
         L.mbarrier_wait(L.dynamic_shared(L.u64, bar), L.i32(unit * span // CHUNK), L.u32(0))
-        return use(sums, words, source, args, of_x, at, unit)
+        return use(sums, words, source, args, of_x, unit)
 
     @L.device
     def end(slot, warp, sums, args, y, row, m, n):
@@ -153,9 +146,8 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: 
                 L.mbarrier_init(bars, i, 1)
             L.fence_mbarrier_init()
         cuda.syncthreads()
-        if L.warp_id() == 0:
-            bring(x, m, k)
-        at = places(m, k)
+        if cuda.threadIdx.x == 0:
+            bring(x, k)
         while row < n:
             sums, unit = L.zeros(4 * columns), warp
             while unit < units:
@@ -163,7 +155,7 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: 
                     if unit < units:
                         later = L.i32(unit + depth * warps)
                         more = later < units  # known before the products: loads become predicated and move up
-                        sums = add(sums, place_of(words, d), source, args, at, unit)
+                        sums = add(sums, place_of(words, d), source, args, unit)
                         if more:
                             words = exchanged(words, d, load(source, later, k))
                         unit = L.i32(unit + warps)
@@ -183,6 +175,11 @@ def refuse_all_but_plain(what: str, asked: Mapping[str, bool], tiles: int, clust
         raise ValueError(f"{what}: found {', '.join(found)}, expected a plain product, 1 tile, 1 block")
 
 
-def abreast_bytes(warps: int, abreast: int, columns: int, k: int, run: int) -> int:
+def _x_at(warps: int, abreast: int, columns: int) -> int:
+    """Where x begins in shared memory, behind sums and mbarriers: at a whole repeat of its swizzle."""
+    return -(-(abreast * warps * columns * FRAGMENT + 8 * CHUNKS) // (8 * ROW)) * 8 * ROW
+
+
+def abreast_bytes(warps: int, abreast: int, columns: int, k: int) -> int:
     """Dynamic shared memory of a block, bytes."""
-    return abreast * warps * columns * FRAGMENT + 8 * CHUNKS + 8 * columns * (2 * k + APART[run])
+    return _x_at(warps, abreast, columns) + -(-k // CHUNK) * CHUNK // BLOCK * 8 * columns * ROW

@@ -1,8 +1,4 @@
-"""y = x·Wᵀ for one to three rows of activations, FP8 E4M3 weights under a grid of scales or a scale a row.
-
-A step loads `unroll` spans of a warp's rows before it multiplies the first. Each span is multiplied behind a branch of
-its own, since ptxas sinks loads to their uses but not past a branch; they are ordered, since LLVM sinks pure loads.
-"""
+"""y = x·Wᵀ for one to three rows of activations, FP8 E4M3 weights under a grid of scales or a scale a row."""
 
 import functools
 
@@ -15,14 +11,10 @@ SPAN = 32 * CHUNK  # weights of a row one warp-wide load covers
 
 
 @functools.cache
-def _step(rows: int, unroll: int, m: int, stream: bool, native: bool):
-    """Two device functions for `unroll` spans of a warp's `rows` rows.
-
-    `load(w, at, c, last)` issues their loads, span by span: where K = c and on of a lane exceeds `last`, K = `last`.
-    `multiply(q, u, x, k, c)` is the sums of products of span u, which begins at K = c, with the m rows of x: row r of
-    the weights times row i of x is r·m + i.
-    """
-    ordered = L.ld_in_v4_b32_line if stream else L.ld_in_v4_b32
+def _products(rows: int, m: int, stream: bool, native: bool):
+    """A device function `(w, at, x, k, c)`: the sums of products of the lane's 16 weights of each row, from K = c on,
+    with the m rows of x: row r of the weights times row i of x is r·m + i."""
+    load = L.ldg_v4_b32_line if stream else L.ldg_v4_b32
     widen = L.e4m3x4_f16x2_cvt if native else L.e4m3x4_f16x2
     fetch, dot = activations(m, CHUNK), dots(m, CHUNK, CHUNK)
 
@@ -35,22 +27,13 @@ def _step(rows: int, unroll: int, m: int, stream: bool, native: bool):
         return w
 
     @L.device
-    def load(w, at, c, last):
-        q = ()
-        for u in L.unroll(unroll):
-            b = min(L.i32(c + SPAN * u), last)
-            for r in L.unroll(rows):
-                q = q + (ordered(w, at[r] + b),)
-        return q
-
-    @L.device
-    def multiply(q, u, x, k, c):
+    def products(w, at, x, k, c):
         v, s = fetch(x, k, c), ()
         for r in L.unroll(rows):
-            s = s + dot(weights(q[rows * u + r]), v, 0)
+            s = s + dot(weights(load(w, at[r] + c)), v, 0)
         return s
 
-    return load, multiply
+    return products
 
 
 @L.family
@@ -74,9 +57,16 @@ def gemv_fp8_block(
     of one block, multiplies by the block's scale and adds; lanes are added pairwise, 16 apart first, then the 2**cuts
     ranges of K in order.
     """
-    load_scale = L.ld_in_f32 if scale is L.f32 else L.ld_in_bf16
+    load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
     begin, end = rows_of_warp(warps, rows, m)
-    bounds, (load, multiply) = range_of_warp(SPAN, CHUNK), _step(rows, unroll, m, stream, native)
+    bounds, products = range_of_warp(SPAN, CHUNK), _products(rows, m, stream, native)
+
+    @L.device
+    def add(acc, w, at, scales, across, x, k, c):
+        f = load_scale(scales, L.i32((c >> 7) * across))
+        s = products(w, at, x, k, c)
+        for i in L.unroll(rows * m):
+            acc[i] += s[i] * f
 
     @L.kernel(launch_bounds=(32 * warps, blocks))
     def kernel(
@@ -94,20 +84,16 @@ def gemv_fp8_block(
         acc = cuda.local.array(rows * m, L.f32)
         first = begin(at, acc, n, k, cuts)
         start, stop = bounds(k, cuts)
-        c, last = L.i32(start), L.i32(stop - CHUNK)
+        c, stop = L.i32(start), L.i32(stop)
         # rows past the last are not stored, and their scales are not there
         grid = L.offset(scales, (min(first, n - 1) >> 7) * down)
-        while L.i32(c - CHUNK * L.lane_id()) <= last:
-            q = load(w, at, c, last)
-            f = ()
+        while L.i32(c + SPAN * (unroll - 1)) < stop:
             for u in L.unroll(unroll):
-                f = f + (load_scale(grid, L.i32((min(L.i32(c + SPAN * u), last) >> 7) * across)),)
-            for u in L.unroll(unroll):
-                if L.i32(c + SPAN * u) <= last:
-                    s = multiply(q, u, x, k, L.i32(c + SPAN * u))
-                    for i in L.unroll(rows * m):
-                        acc[i] += s[i] * f[u]
+                add(acc, w, at, grid, across, x, k, L.i32(c + SPAN * u))
             c = L.i32(c + SPAN * unroll)
+        while c < stop:
+            add(acc, w, at, grid, across, x, k, c)
+            c = L.i32(c + SPAN)
         end(y, acc, first, n, cuts)
 
     return kernel
@@ -132,7 +118,13 @@ def gemv_fp8_row(
     """
     load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
     begin, end = rows_of_warp(warps, rows, m)
-    bounds, (load, multiply) = range_of_warp(SPAN, CHUNK), _step(rows, unroll, m, stream, native)
+    bounds, products = range_of_warp(SPAN, CHUNK), _products(rows, m, stream, native)
+
+    @L.device
+    def add(acc, w, at, x, k, c):
+        s = products(w, at, x, k, c)
+        for i in L.unroll(rows * m):
+            acc[i] += s[i]
 
     @L.kernel(launch_bounds=(32 * warps, blocks))
     def kernel(
@@ -148,15 +140,14 @@ def gemv_fp8_row(
         acc = cuda.local.array(rows * m, L.f32)
         first = begin(at, acc, n, k, cuts)
         start, stop = bounds(k, cuts)
-        c, last = L.i32(start), L.i32(stop - CHUNK)
-        while L.i32(c - CHUNK * L.lane_id()) <= last:
-            q = load(w, at, c, last)
+        c, stop = L.i32(start), L.i32(stop)
+        while L.i32(c + SPAN * (unroll - 1)) < stop:
             for u in L.unroll(unroll):
-                if L.i32(c + SPAN * u) <= last:
-                    s = multiply(q, u, x, k, L.i32(c + SPAN * u))
-                    for i in L.unroll(rows * m):
-                        acc[i] += s[i]
+                add(acc, w, at, x, k, L.i32(c + SPAN * u))
             c = L.i32(c + SPAN * unroll)
+        while c < stop:
+            add(acc, w, at, x, k, c)
+            c = L.i32(c + SPAN)
         for r in L.unroll(rows):
             f = load_scale(scales, min(first + r, n - 1))
             for i in L.unroll(m):

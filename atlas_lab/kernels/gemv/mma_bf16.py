@@ -81,13 +81,13 @@ def straight_of(columns: int) -> Straight:
         words = ()
         for h in L.unroll(2):
             here = L.offset(source[h], L.i32(unit * SPAN))
-            words = words + L.ld_in_v4_b32_line(here, 0) + L.ld_in_v4_b32_line(here, 32)
+            words = words + L.ldg_v4_b32_line(here, 0) + L.ldg_v4_b32_line(here, 32)
         return words
 
     @L.device
-    def use(sums, words, source, args, of_x, at, unit):
+    def use(sums, words, source, args, of_x, unit):
         for i in L.unroll(2):
-            sums = half(sums, 0, quad(words, i), quad(words, 2 + i), of_x(at, unit, i))
+            sums = half(sums, 0, quad(words, i), quad(words, 2 + i), of_x(unit, i))
         return sums
 
     return Straight(SPAN, RUN, 16, locate, load, use, no_alpha)
@@ -119,12 +119,14 @@ def mma_bf16(
         reader = reader_of(tiles, columns, whole, kept > 0)
         run = stream(reader, warps, depth, tiles, columns, joined, pair, False, clamp, cluster, kept)
 
+    of_x = L.InMap[L.bf16] if abreast else L.In[L.bf16]
+
     @L.kernel(launch_bounds=(32 * warps * max(abreast, 1) // cluster, blocks))
     def kernel(
         w0: L.In[L.bf16],
         w1: L.In[L.bf16],
         w2: L.In[L.bf16],
-        x: L.In[L.bf16],
+        x: of_x,
         y: L.Out[L.bf16],
         m: L.i32,
         n: L.i32,

@@ -143,16 +143,16 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
         words = ()
         for h in L.unroll(2):
             here = L.offset(source[h], L.i32(unit * SPAN))
-            words = words + L.ld_in_v4_b32_line(here, 0) + L.ld_in_v4_b32_line(here, 64)
+            words = words + L.ldg_v4_b32_line(here, 0) + L.ldg_v4_b32_line(here, 64)
         return words
 
     @L.device
-    def use(sums, words, source, args, of_x, at, unit):
+    def use(sums, words, source, args, of_x, unit):
         step = L.i32(0 if by_row else unit * args[7])
         f = load_scale(source[2], step)
         part = ()
         for i in L.unroll(2):
-            v = of_x(at, unit, i)
+            v = of_x(unit, i)
             for j in L.unroll(4):
                 a, b = L.e4m3x4_bf16x2(words[4 * i + j]), L.e4m3x4_bf16x2(words[8 + 4 * i + j])
                 if i == 0 and j == 0:
@@ -200,6 +200,8 @@ def mma_fp8(
         run = stream(reader, warps, depth, tiles, columns, joined, pair, clamp=clamp, cluster=cluster)
     threads = 32 * warps * max(abreast, 1) // cluster
 
+    of_x = L.InMap[L.bf16] if abreast else L.In[L.bf16]
+
     @L.kernel(launch_bounds=(threads, blocks))
     def kernel(
         w0: L.In[L.e4m3],
@@ -208,7 +210,7 @@ def mma_fp8(
         s1: L.In[scale],
         w2: L.In[L.e4m3],
         s2: L.In[scale],
-        x: L.In[L.bf16],
+        x: of_x,
         y: L.Out[L.bf16],
         m: L.i32,
         n: L.i32,

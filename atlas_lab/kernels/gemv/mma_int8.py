@@ -115,14 +115,14 @@ def straight_of(columns: int) -> Straight:
             for g in L.unroll(4):
                 words = words + L.ld_in_v2_b32_stream(here, 32 * g)
         for h in L.unroll(2):
-            words = words + L.ld_in_v4_b32_line(source[2 + h], L.i32(4 * unit))
+            words = words + L.ldg_v4_b32_line(source[2 + h], L.i32(4 * unit))
         return words
 
     @L.device
-    def use(sums, words, source, args, of_x, at, unit):
+    def use(sums, words, source, args, of_x, unit):
         magic = opaque(MAGIC, unit)
         for g in L.unroll(4):
-            found, v = of_x(at, unit, g), ()
+            found, v = of_x(unit, g), ()
             for c in L.unroll(columns):
                 v = v + crosswise(quad(found, c))
             part = group(pair(words, g), pair(words, 4 + g), v, magic)
@@ -153,6 +153,8 @@ def mma_int8(
         reader = reader_of(tiles, columns, kept > 0)
         run = stream(reader, warps, depth, tiles, columns, cluster=cluster, kept=kept)
 
+    of_x = L.InMap[L.bf16] if abreast else L.In[L.bf16]
+
     @L.kernel(launch_bounds=(32 * warps * max(abreast, 1) // cluster, blocks))
     def kernel(
         w0: L.In[L.i8],
@@ -161,7 +163,7 @@ def mma_int8(
         s1: L.In[L.f32],
         w2: L.In[L.i8],
         s2: L.In[L.f32],
-        x: L.In[L.bf16],
+        x: of_x,
         y: L.Out[L.bf16],
         m: L.i32,
         n: L.i32,

@@ -104,13 +104,13 @@ def straight_of(columns: int) -> Straight:
     @L.device
     def load(source, unit, k):
         here = L.i32(unit * UNIT)
-        codes = L.ld_in_v4_b32_line(source[0], here) + L.ld_in_v4_b32_line(source[0], here + 512)
+        codes = L.ldg_v4_b32_line(source[0], here) + L.ldg_v4_b32_line(source[0], here + 512)
         return (*codes, L.ld_in_b32_stream(source[0], here + 1024 - 12 * L.lane_id()))
 
     @L.device
-    def use(sums, words, source, args, of_x, at, unit):
+    def use(sums, words, source, args, of_x, unit):
         for b in L.unroll(2):
-            sums = half(sums, 0, quad(words, b), words[8], b, of_x(at, unit, b))
+            sums = half(sums, 0, quad(words, b), words[8], b, of_x(unit, b))
         return sums
 
     return Straight(SPAN, RUN, 9, locate, load, use, alpha, LIFT)
@@ -153,6 +153,8 @@ def mma_nvfp4_lanes(
         reader = reader_of(tiles, columns, gate, dependent, clamp, kept > 0)
         run = stream(reader, warps, depth, tiles, columns, joined, pair, dependent, clamp, cluster, kept)
 
+    of_x = L.InMap[L.bf16] if abreast else L.In[L.bf16]
+
     @L.kernel(launch_bounds=(32 * warps * max(abreast, 1) // cluster, blocks))
     def kernel(
         w0: L.In[L.u8],
@@ -161,7 +163,7 @@ def mma_nvfp4_lanes(
         g1: L.In[L.f32],
         w2: L.In[L.u8],
         g2: L.In[L.f32],
-        x: L.In[L.bf16],
+        x: of_x,
         y: L.Out[L.bf16],
         m: L.i32,
         n: L.i32,
