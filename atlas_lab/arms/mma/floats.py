@@ -29,11 +29,10 @@ class Bf16Mma(Mma):
     forms = (
         *(Form(8, 3, 2, 1), Form(4, 1, 1, 2), Form(12, 2, 1, 1), Form(16, 3, 2, 1, 4, 4)),
         *(Form(16, 5, 4, 1, kept=5, wide_kept=5), Form(16, 5, 4, 1, kept=4, wide_kept=4)),
-        Form(2, 1, 1, 1, abreast=9),
     )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 72, (2, 1): 72, (2, 2): 96})
     variants = ({"whole": True}, {"whole": False})
-    tolerance = rounded(ascending(BF16_SPAN, 4, 2, 16), 0)
+    tolerance = rounded(ascending(BF16_SPAN, 4, 4, 16), 0)
     reduction_class = class_t("units of 64")
 
     def fits(self, p: Projection) -> Verdict:
@@ -58,7 +57,7 @@ class Fp8Mma(Mma):
     unit, span, weight_bytes, issue = UNIT, SPAN, 1, 0.11
     forms: Sequence[Form] = (
         *(Form(8, 2, 2, 1), Form(4, 1, 1, 2), Form(4, 1, 1, 3), Form(16, 2, 2, 1, 4, 4)),
-        *(Form(2, 1, 1, 1, abreast=9), Form(3, 1, 1, 1, abreast=7), Form(6, 1, 1, 1, abreast=3)),
+        *(Form(2, 1, 1, 1, abreast=9), Form(6, 1, 1, 1, abreast=3)),
     )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 88, (2, 1): 80, (2, 2): 96, (2, 3): 152})
     apart, pair_apart = 16, 16

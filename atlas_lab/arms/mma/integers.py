@@ -143,12 +143,9 @@ class Int8Mma(Mma):
     source = ""
     family = staticmethod(mma_int8.mma_int8)
     unit, span, weight_bytes, issue = mma_int8.UNIT, mma_int8.SPAN, 1.125, 0.1
-    forms = (
-        *(Form(8, 2, 2, 1), Form(4, 3, 4, 1), Form(8, 4, 4, 1, kept=5, wide_kept=5)),
-        Form(2, 1, 1, 1, abreast=9),
-    )
+    forms = (*(Form(8, 2, 2, 1), Form(4, 3, 4, 1), Form(8, 4, 4, 1, kept=5, wide_kept=5)),)
     caps = MappingProxyType({(1, 1): 64, (2, 1): 88})
-    tolerance = rounded(lambda k: 2 + ascending(mma_int8.SPAN, 4, 2, 8)(k), 2)
+    tolerance = rounded(lambda k: 2 + ascending(mma_int8.SPAN, 4, 4, 8)(k), 2)
     reduction_class = class_t("units of 128", promotion=32)
     accuracy = Accuracy(min_snr_db=42)
 

@@ -63,13 +63,13 @@ class Nvfp4MmaRepacked(Mma):
         *(Form(4, 2, 2, 2), Form(4, 2, 2, 3), Form(8, 2, 2, 1), Form(8, 2, 2, 2), Form(12, 2, 2, 1)),
         Form(16, 3, 3, 1, 4, 4),
         *(Form(20, 2, 2, 1, kept=2, wide_kept=2), Form(16, 2, 2, 1, kept=2, wide_kept=2)),
-        *(Form(16, 2, 5, 1, 1, 2, 4, 4), Form(2, 2, 2, 1, abreast=9), Form(2, 3, 2, 1, abreast=9)),
+        Form(16, 2, 5, 1, 1, 2, 4, 4),
     )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 56, (2, 1): 80, (2, 2): 96, (2, 3): 104})
     gate_caps = MappingProxyType({1: 64, 2: 112})
     dependent, ragged = True, True
     first_on = ("sm_90a",)  # where nvfp4_wgmma reads the same copy
-    tolerance = rounded(ascending(mma_lanes.SPAN, 8, 2, 20), 2)
+    tolerance = rounded(ascending(mma_lanes.SPAN, 8, 4, 20), 2)
     reduction_class = class_t("units of 128, a group of 16 a lane twice")
 
     def fits(self, p: Projection) -> Verdict:

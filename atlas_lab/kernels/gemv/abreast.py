@@ -2,13 +2,12 @@
 
 An SM has one block, whose warps have all row tiles of the SM at once where the card is filled once: `warps` of them a
 tile, which take its units of K in turn as in `stream` and whose sums are added in their order: the same bits. A warp
-has `depth` places for a unit in registers, and loads the next one into the place of the one that it has just
-multiplied. The copy engine brings the rows of x while the first weights are on their way, CHUNK of K after CHUNK, and a
-warp waits only for the chunk that its unit is of.
+has one unit on its way, and asks for the next as soon as the codes of the last are in other registers. The copy engine
+brings the rows of x while the first weights are on their way, CHUNK of K after CHUNK, and a warp waits only for the
+chunk that its unit is of.
 
 x lies in shared memory as the copy engine swizzles it: BLOCK of K of all rows, then the next, the 16-byte chunk c of
-row r where c ^ (r % 8) would be. Eight lanes that load at once, of two rows, meet each bank once where a lane's runs
-are of 16 K, and twice where they are of 8. Rows past m are zero.
+row r where c ^ (r % 8) would be. Eight lanes that load at once, of two rows, meet each bank once. Rows past m are zero.
 """
 
 from collections.abc import Mapping
@@ -21,40 +20,40 @@ from atlas_lab.kernels.lang import cuda
 CHUNK, CHUNKS = 512, 16  # K that arrives together, a multiple of every span; as many at most
 ROW = 128  # bytes of a row of x that lie together: BLOCK of K, swizzled
 BLOCK = ROW // 2
+RUN = 16  # K of a lane in a BLOCK
 BARRIERS = 15  # named ones of a block: as many row tiles at most
 
 
 class Straight(NamedTuple):
     """How a format's weights are read into registers and multiplied; `args` are the kernel's own arguments, in a tuple.
 
-    A unit is 16 rows by `span` K, of which a lane has runs of `run`. `locate(args, which, row, count, k)`: what is
-    found once of the tile of projection `which` that begins at its row `row` of `count`; `load(source, unit, k)`: the
-    lane's `words` of a unit; `use(sums, words, source, args, of_x, unit)` adds it, with `of_x(unit, i)`: the lane's
-    i-th run of each 8 rows of x, as `columns.activations` lays them out. `lift`, then `alpha(args, which)`, are
-    what the sums are multiplied by.
+    A unit is 16 rows by `span` K, a multiple of BLOCK, of which a lane has RUN of each BLOCK. `locate(args, which, row,
+    count, k)`: what is found once of the tile of projection `which` that begins at its row `row` of `count`;
+    `load(source, unit, k)`: the lane's `words` of a unit; `spread(words)`: their codes in other registers;
+    `use(sums, codes, source, args, of_x, unit)` adds the unit, with `of_x(unit, i)`: the lane's i-th run of each 8 rows
+    of x, as `columns.activations` lays them out. `lift`, then `alpha(args, which)`, are what the sums are multiplied
+    by.
     """
 
     span: int
-    run: int
     words: int
     locate: Any
     load: Any
+    spread: Any
     use: Any
     alpha: Any
     lift: float = 1.0
 
 
-def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: int):
+def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
     """A device function as `stream.stream` returns, of one projection and K a multiple of `span`, at most
     `CHUNK·CHUNKS`; its x is a map of boxes of CHUNK of K of 8·columns rows, BLOCK after BLOCK. `abreast` row tiles of
-    `warps` warps, each with `depth` units on their way or in registers. Raises ValueError where a block has no barrier
-    for each."""
+    `warps` warps. Raises ValueError where a block has no barrier for each."""
     if not 1 <= abreast <= BARRIERS:
         raise ValueError(f"abreast: found {abreast} row tiles a block, expected 1 to {BARRIERS}")
-    locate, load, use, four_of = reader.locate, reader.load, reader.use, part_of(4)
+    locate, load, spread, use, four_of = reader.locate, reader.load, reader.spread, reader.use, part_of(4)
     store = fragment_stored(reader.alpha, reader.lift)
-    span, run, count, place_of = reader.span, reader.run, reader.words, part_of(reader.words)
-    loads = run // 8
+    span, count = reader.span, reader.words
     mine = warps * columns * FRAGMENT  # bytes of a tile's sums
     bar, block = abreast * mine, 8 * columns * ROW  # block: bytes of BLOCK of K of x
     x_at = _x_at(warps, abreast, columns)
@@ -74,47 +73,20 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: 
         row, swizzle = L.i32((lane >> 2) * ROW), L.i32((lane >> 2 & 7) << 4)
         at = L.i32(unit * (span // BLOCK) * block + row)
         for c in L.unroll(columns):
-            for j in L.unroll(loads):
-                inside = 4 * run * i + 8 * j  # of K, and the lane's run
-                place = L.i32((2 * (inside % BLOCK) + 2 * run * (lane & 3)) ^ swizzle)
-                here = L.i32(at + inside // BLOCK * block + 8 * c * ROW + place)
-                found = found + L.lds_v4_b32(shared, here)
+            for j in L.unroll(RUN // 8):
+                inside = L.i32((16 * j + 2 * RUN * (lane & 3)) ^ swizzle)
+                found = found + L.lds_v4_b32(shared, L.i32(at + i * block + 8 * c * ROW + inside))
         return found
 
     @L.device
-    def nothing():
-        words = ()
+    def first_of(args, row, n, unit, k):
+        """What is found of the tile, and the words of the warp's first unit; zeros where there is none such."""
+        source, words = locate(args, 0, row, n, k), ()
         for _ in L.unroll(count):
             words = words + (L.u32(0),)
-        return words
-
-    @L.device
-    def first_of(args, row, n, unit, units, k):
-        """What is found of the tile, and the words of the warp's first units; zeros where there is none such."""
-        source, words = locate(args, 0, row, n, k), ()
-        for d in L.unroll(depth):
-            one, at = nothing(), L.i32(unit + d * warps)
-            if row < n and at < units:
-                one = load(source, at, k)
-            words = words + one
+        if row < n and unit * span < k:
+            words = load(source, unit, k)
         return source, words
-
-    @L.device
-    def exchanged(words, d, one):
-        """The words with those in the d-th place exchanged."""
-        out = ()
-        for i in L.unroll(depth):
-            if i == d:
-                out = out + one
-            else:
-                out = out + place_of(words, i)
-        return out
-
-    @L.device
-    def add(sums, words, source, args, unit):
-        """A unit, once its chunk of x is there."""
-        L.mbarrier_wait(L.dynamic_shared(L.u64, bar), L.i32(unit * span // CHUNK), L.u32(0))
-        return use(sums, words, source, args, of_x, unit)
 
     @L.device
     def end(slot, warp, sums, args, y, row, m, n):
@@ -134,12 +106,11 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: 
         L.barrier_sync(slot + 1, 32 * warps)  # the next tile's sums lie in the same place
 
     @L.device
-    def stream(args, x, y, m, n, k, first, second, kind, full):
+    def run(args, x, y, m, n, k, first, second, kind, full):
         slot = L.i32(L.warp_id() // warps)
         warp = L.i32(L.warp_id() - slot * warps)
         row, step = L.i32((slot * cuda.gridDim.x + cuda.blockIdx.x) * TILE), L.i32(cuda.gridDim.x * abreast * TILE)
-        units = L.i32(k // span)
-        source, words = first_of(args, row, n, warp, units, k)
+        source, words = first_of(args, row, n, warp, k)
         bars = L.dynamic_shared(L.u64, bar)
         if cuda.threadIdx.x == 0:
             for i in L.unroll(CHUNKS):
@@ -148,23 +119,22 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, depth: 
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
             bring(x, k)
+        units = L.i32(k // span)
         while row < n:
             sums, unit = L.zeros(4 * columns), warp
             while unit < units:
-                for d in L.unroll(depth):
-                    if unit < units:
-                        later = L.i32(unit + depth * warps)
-                        more = later < units  # known before the products: loads become predicated and move up
-                        sums = add(sums, place_of(words, d), source, args, unit)
-                        if more:
-                            words = exchanged(words, d, load(source, later, k))
-                        unit = L.i32(unit + warps)
+                codes = spread(words)
+                later = L.i32(unit + warps)
+                words = load(source, later if later < units else unit, k)  # whatever happens: no branch holds it up
+                L.mbarrier_wait(bars, L.i32(unit * span // CHUNK), L.u32(0))
+                sums = use(sums, codes, source, args, of_x, unit)
+                unit = later
             following = L.i32(row + step)
-            source, words = first_of(args, following, n, warp, units, k)
+            source, words = first_of(args, following, n, warp, k)
             end(slot, warp, sums, args, y, row, m, n)
             row = following
 
-    return stream
+    return run
 
 
 def refuse_all_but_plain(what: str, asked: Mapping[str, bool], tiles: int, cluster: int) -> None:

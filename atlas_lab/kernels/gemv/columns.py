@@ -16,17 +16,6 @@ TILE = 16  # rows of weights
 PADDED = TILE + 4  # a row of x's sums in shared memory, so that the lanes of a warp write to 32 banks
 
 
-@L.device
-def crosswise(v):
-    """Eight BF16 of x in four registers: of each 4 the first and third, then the second and fourth."""
-    return (
-        L.prmt(v[0], v[1], 0x5410),
-        L.prmt(v[0], v[1], 0x7632),
-        L.prmt(v[2], v[3], 0x5410),
-        L.prmt(v[2], v[3], 0x7632),
-    )
-
-
 @functools.cache
 def activations(
     columns: int,
@@ -69,7 +58,12 @@ def activations(
                 w = w + (L.bf16x2(low, gated(L.bf16_hi(v[j]), L.bf16_hi(u[j]), kind)),)
             v = w
         if crossed:
-            v = crosswise(v)
+            v = (
+                L.prmt(v[0], v[1], 0x5410),
+                L.prmt(v[0], v[1], 0x7632),
+                L.prmt(v[2], v[3], 0x5410),
+                L.prmt(v[2], v[3], 0x7632),
+            )
         return v
 
     @L.device

@@ -3,8 +3,7 @@
 import functools
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.abreast import Straight, abreast_of, refuse_all_but_plain
-from atlas_lab.kernels.gemv.columns import of_unit, part_of, product, rows_at, rows_of_tile
+from atlas_lab.kernels.gemv.columns import of_unit, product, rows_at, rows_of_tile
 from atlas_lab.kernels.gemv.stream import Reader, no_alpha, one_of, stream
 
 SPAN, UNIT = 64, 2048  # K and bytes of a unit of 16 rows
@@ -12,32 +11,17 @@ RUN = 8  # K of a lane in a load
 
 
 @functools.cache
-def half_of(tiles: int, columns: int):
-    """A device function `(sums, tile, a, b, v)`: sums plus half a unit of that tile, four words of the lane's upper row
-    and of its lower one, times the half's x."""
-    add = product(columns, tiles, RUN)
-
-    @L.device
-    def half(sums, tile, a, b, v):
-        for j in L.unroll(2):
-            sums = add(sums, tile, (a[2 * j], b[2 * j], a[2 * j + 1], b[2 * j + 1]), v, j)
-        return sums
-
-    return half
-
-
-@L.device
-def start_of(args, which, row, count, k):
-    """Where the lane's two rows of the tile begin."""
-    upper, lower = rows_of_tile(row, count)
-    return rows_at(one_of(which, args[0], args[1], args[2]), upper, lower, k)
-
-
-@functools.cache
 def reader_of(tiles: int, columns: int, whole: bool, kept: bool) -> Reader:
     """How they are read and multiplied: the same device functions for all kernels of these parameters."""
     of_x = of_unit(columns, RUN, SPAN, kept=kept, whole=whole)
-    part_of_x, half = of_x.part, half_of(tiles, columns)
+    part_of_x = of_x.part
+    add = product(columns, tiles, RUN)
+
+    @L.device
+    def locate(args, which, row, count, k):
+        upper, lower = rows_of_tile(row, count)
+        w = one_of(which, args[0], args[1], args[2])
+        return rows_at(w, upper, lower, k)
 
     @L.device
     def copy(ring, at, source, unit, k):
@@ -57,40 +41,13 @@ def reader_of(tiles: int, columns: int, whole: bool, kept: bool) -> Reader:
             for t in L.unroll(tiles):
                 here = L.i32(at + UNIT * t + 1024 * i + 16 * lane)
                 a, b = L.lds_v4_b32(ring, here), L.lds_v4_b32(ring, here + 512)
-                sums = half(sums, t, a, b, v)
+                for j in L.unroll(2):
+                    sums = add(sums, t, (a[2 * j], b[2 * j], a[2 * j + 1], b[2 * j + 1]), v, j)
         return sums
 
     return Reader(
-        SPAN, UNIT, 2, start_of, copy, use, no_alpha, take=of_x.take, registers=of_x.registers, place=of_x.place
+        SPAN, UNIT, 2, locate, copy, use, no_alpha, take=of_x.take, registers=of_x.registers, place=of_x.place
     )
-
-
-@functools.cache
-def straight_of(columns: int) -> Straight:
-    """How they are read into registers and multiplied, the same products and sums."""
-    half, quad = half_of(1, columns), part_of(4)
-
-    @L.device
-    def locate(args, which, row, count, k):
-        upper, lower = start_of(args, which, row, count, k)
-        run = RUN * (L.lane_id() & 3)
-        return L.offset(upper, run), L.offset(lower, run)
-
-    @L.device
-    def load(source, unit, k):
-        words = ()
-        for h in L.unroll(2):
-            here = L.offset(source[h], L.i32(unit * SPAN))
-            words = words + L.ldg_v4_b32_line(here, 0) + L.ldg_v4_b32_line(here, 32)
-        return words
-
-    @L.device
-    def use(sums, words, source, args, of_x, unit):
-        for i in L.unroll(2):
-            sums = half(sums, 0, quad(words, i), quad(words, 2 + i), of_x(unit, i))
-        return sums
-
-    return Straight(SPAN, RUN, 16, locate, load, use, no_alpha)
 
 
 @L.family
@@ -106,27 +63,19 @@ def mma_bf16(
     clamp: bool = False,
     cluster: int = 1,
     kept: int = 0,
-    abreast: int = 0,
 ):
     """W BF16 `[n_i, k]` of up to three projections, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns,
-    k a multiple of 8, of 64 if `whole`. `first`, `second`, `pair`, `clamp`, `cluster`, `kept` and `abreast` as in
+    k a multiple of 8, of 64 if `whole`. `first`, `second`, `pair`, `clamp`, `cluster` and `kept` as in
     `mma_nvfp4_lanes`."""
-    if abreast:
-        asked = {"joined": joined, "pair": pair, "clamp": clamp, "not whole": not whole, "kept": kept > 0}
-        refuse_all_but_plain("abreast", asked, tiles, cluster)
-        run = abreast_of(straight_of(columns), warps, abreast, columns, depth)
-    else:
-        reader = reader_of(tiles, columns, whole, kept > 0)
-        run = stream(reader, warps, depth, tiles, columns, joined, pair, False, clamp, cluster, kept)
+    reader = reader_of(tiles, columns, whole, kept > 0)
+    run = stream(reader, warps, depth, tiles, columns, joined, pair, False, clamp, cluster, kept)
 
-    of_x = L.InMap[L.bf16] if abreast else L.In[L.bf16]
-
-    @L.kernel(launch_bounds=(32 * warps * max(abreast, 1) // cluster, blocks))
+    @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(
         w0: L.In[L.bf16],
         w1: L.In[L.bf16],
         w2: L.In[L.bf16],
-        x: of_x,
+        x: L.In[L.bf16],
         y: L.Out[L.bf16],
         m: L.i32,
         n: L.i32,

@@ -3,9 +3,7 @@
 import functools
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.abreast import Straight, abreast_of, refuse_all_but_plain
 from atlas_lab.kernels.gemv.columns import (
-    crosswise,
     first_product,
     of_unit,
     opaque,
@@ -23,45 +21,21 @@ RUN = 8  # K of a lane in a group of 32
 LOW, SIGN, MAGIC = 0x007F007F, 0x00800080, 0x43004300
 
 
-@L.device
-def pairs(word, magic):
-    """Bytes 0 and 2, then 1 and 3: 128 + the low seven bits, less 128 or, for the negative ones, 256."""
-    w = L.u32(word >> 8)
-    even = L.badd2(word & LOW | magic, word & SIGN | (magic | 0x80008000))
-    return even, L.badd2(w & LOW | magic, w & SIGN | (magic | 0x80008000))
-
-
-@L.device
-def start_of(args, which, row, count, k):
-    """Where the lane's two rows of the tile begin, and their scales."""
-    upper, lower = rows_of_tile(row, count)
-    w = one_of(which, args[0], args[2], args[4])
-    s = one_of(which, args[1], args[3], args[5])
-    return rows_at(w, upper, lower, k) + rows_at(s, upper, lower, k >> 5)
-
-
-@functools.cache
-def group_of(columns: int):
-    """A device function `(p, q, v, magic)`: the products of a group, two words of codes of the lane's upper row and of
-    its lower one, and its x."""
-    begin, add = first_product(columns, RUN), product(columns, 1, RUN)
-
-    @L.device
-    def group(p, q, v, magic):
-        a, b = pairs(p[0], magic), pairs(q[0], magic)
-        part = begin((a[0], b[0], a[1], b[1]), v, 0)
-        a, b = pairs(p[1], magic), pairs(q[1], magic)
-        return add(part, 0, (a[0], b[0], a[1], b[1]), v, 1)
-
-    return group
-
-
 @functools.cache
 def reader_of(tiles: int, columns: int, kept: bool) -> Reader:
     """How they are read and multiplied: the same device functions for all kernels of these parameters."""
     of_x = of_unit(columns, RUN, SPAN, kept=kept, crossed=True)
-    group_of_x, group = of_x.part, group_of(columns)
+    group_of_x = of_x.part
+    begin, add = first_product(columns, RUN), product(columns, 1, RUN)
     scaled, mine = scaled_rows(columns), part_of(4 * columns)
+
+    @L.device
+    def locate(args, which, row, count, k):
+        upper, lower = rows_of_tile(row, count)
+        w = one_of(which, args[0], args[2], args[4])
+        s = one_of(which, args[1], args[3], args[5])
+        scales = rows_at(s, upper, lower, k >> 5)
+        return rows_at(w, upper, lower, k) + scales
 
     @L.device
     def copy(ring, at, source, unit, k):
@@ -75,6 +49,13 @@ def reader_of(tiles: int, columns: int, kept: bool) -> Reader:
             L.cp_async_16(ring, scale + ROW * h, source[2 + h], 4 * unit, 16)
 
     @L.device
+    def pairs(word, magic):
+        """Bytes 0 and 2, then 1 and 3: 128 + the low seven bits, less 128 or, for the negative ones, 256."""
+        w = L.u32(word >> 8)
+        even = L.badd2(word & LOW | magic, word & SIGN | (magic | 0x80008000))
+        return even, L.badd2(w & LOW | magic, w & SIGN | (magic | 0x80008000))
+
+    @L.device
     def use(sums, ring, at, source, args, x, rows, k, unit, kind, live, ready):
         lane = L.lane_id()
         magic = opaque(MAGIC, k)
@@ -85,7 +66,10 @@ def reader_of(tiles: int, columns: int, kept: bool) -> Reader:
                 here = L.i32(at + UNIT * t)
                 p = L.lds_v2_b32(ring, here + 256 * g + 8 * lane)
                 q = L.lds_v2_b32(ring, here + ROW + 256 * g + 8 * lane)
-                part = group(p, q, v, magic)
+                a, b = pairs(p[0], magic), pairs(q[0], magic)
+                part = begin((a[0], b[0], a[1], b[1]), v, 0)
+                a, b = pairs(p[1], magic), pairs(q[1], magic)
+                part = add(part, 0, (a[0], b[0], a[1], b[1]), v, 1)
                 f = L.lds_f32(ring, here + 1024 + 16 * lane + 4 * g)
                 h = L.lds_f32(ring, here + ROW + 1024 + 16 * lane + 4 * g)
                 out = out + scaled(mine(sums, t), part, f, h)
@@ -93,43 +77,8 @@ def reader_of(tiles: int, columns: int, kept: bool) -> Reader:
         return sums
 
     return Reader(
-        SPAN, UNIT, 4, start_of, copy, use, no_alpha, take=of_x.take, registers=of_x.registers, place=of_x.place
+        SPAN, UNIT, 4, locate, copy, use, no_alpha, take=of_x.take, registers=of_x.registers, place=of_x.place
     )
-
-
-@functools.cache
-def straight_of(columns: int) -> Straight:
-    """How they are read into registers and multiplied, the same products and sums."""
-    group, scaled, pair, quad = group_of(columns), scaled_rows(columns), part_of(2), part_of(4)
-
-    @L.device
-    def locate(args, which, row, count, k):
-        here, run = start_of(args, which, row, count, k), RUN * (L.lane_id() & 3)
-        return L.offset(here[0], run), L.offset(here[1], run), here[2], here[3]
-
-    @L.device
-    def load(source, unit, k):
-        words = ()
-        for h in L.unroll(2):
-            here = L.offset(source[h], L.i32(unit * SPAN))
-            for g in L.unroll(4):
-                words = words + L.ld_in_v2_b32_stream(here, 32 * g)
-        for h in L.unroll(2):
-            words = words + L.ldg_v4_b32_line(source[2 + h], L.i32(4 * unit))
-        return words
-
-    @L.device
-    def use(sums, words, source, args, of_x, unit):
-        magic = opaque(MAGIC, unit)
-        for g in L.unroll(4):
-            found, v = of_x(unit, g), ()
-            for c in L.unroll(columns):
-                v = v + crosswise(quad(found, c))
-            part = group(pair(words, g), pair(words, 4 + g), v, magic)
-            sums = scaled(sums, part, L.bits_f32(words[16 + g]), L.bits_f32(words[20 + g]))
-        return sums
-
-    return Straight(SPAN, RUN, 24, locate, load, use, no_alpha)
 
 
 @L.family
@@ -141,21 +90,14 @@ def mma_int8(
     blocks: int = 3,
     cluster: int = 1,
     kept: int = 0,
-    abreast: int = 0,
 ):
     """q I8 `[n, k]` and scales F32 `[n, k/32]`, x BF16 `[m, k]`, y BF16 `[m, n]`; m at most 8·columns, k a multiple of
-    128; of several weights the first; `cluster`, `kept` and `abreast` as in `mma_nvfp4_lanes`. Weights become BF16 in
+    128; of several weights the first; `cluster` and `kept` as in `mma_nvfp4_lanes`. Weights become BF16 in
     registers, exactly; sums over 32 of K are scaled and added in FP32."""
-    if abreast:
-        refuse_all_but_plain("abreast", {"kept": kept > 0}, tiles, cluster)
-        run = abreast_of(straight_of(columns), warps, abreast, columns, depth)
-    else:
-        reader = reader_of(tiles, columns, kept > 0)
-        run = stream(reader, warps, depth, tiles, columns, cluster=cluster, kept=kept)
+    reader = reader_of(tiles, columns, kept > 0)
+    run = stream(reader, warps, depth, tiles, columns, cluster=cluster, kept=kept)
 
-    of_x = L.InMap[L.bf16] if abreast else L.In[L.bf16]
-
-    @L.kernel(launch_bounds=(32 * warps * max(abreast, 1) // cluster, blocks))
+    @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(
         w0: L.In[L.i8],
         s0: L.In[L.f32],
@@ -163,7 +105,7 @@ def mma_int8(
         s1: L.In[L.f32],
         w2: L.In[L.i8],
         s2: L.In[L.f32],
-        x: of_x,
+        x: L.In[L.bf16],
         y: L.Out[L.bf16],
         m: L.i32,
         n: L.i32,

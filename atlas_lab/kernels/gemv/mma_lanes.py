@@ -3,8 +3,7 @@
 import functools
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.abreast import Straight, abreast_of, refuse_all_but_plain
-from atlas_lab.kernels.gemv.columns import of_unit, part_of, product, tile_of
+from atlas_lab.kernels.gemv.columns import of_unit, product, tile_of
 from atlas_lab.kernels.gemv.stream import Reader, one_of, stream
 
 SPAN, UNIT = 128, 1152  # K and bytes of a unit of 16 rows
@@ -14,51 +13,16 @@ SCALE_BIAS, LIFT = 0x75807580, 256.0
 
 
 @functools.cache
-def half_of(tiles: int, columns: int):
-    """A device function `(sums, tile, q, s, b, v)`: sums plus half number `b` of a unit of that tile, its four words of
-    codes and its word of scales, times the half's x."""
-    add = product(columns, tiles, RUN)
-
-    @L.device
-    def half(sums, tile, q, s, b, v):
-        low = L.u32(L.prmt(s, 0, 0x4040 + 0x202 * b) * 16 + SCALE_BIAS)
-        high = L.u32(L.prmt(s, 0, 0x4141 + 0x202 * b) * 16 + SCALE_BIAS)
-        for p in L.unroll(2):
-            c = L.e2m1x16_small(q[2 * p], q[2 * p + 1])
-            for j in L.unroll(2):
-                a = (
-                    L.bmul2(c[4 * j], low),
-                    L.bmul2(c[4 * j + 1], high),
-                    L.bmul2(c[4 * j + 2], low),
-                    L.bmul2(c[4 * j + 3], high),
-                )
-                sums = add(sums, tile, a, v, 2 * p + j)
-        return sums
-
-    return half
-
-
-@L.device
-def start_of(args, which, row, count, k):
-    """Where the tile's units begin."""
-    return L.offset(one_of(which, args[0], args[2], args[4]), L.i64(tile_of(row, count)) * L.i32((k >> 7) * UNIT))
-
-
-@L.device
-def alpha(args, which):
-    g = L.ldg_f32(one_of(which, args[1], args[3], args[5]), 0)
-    return L.div_rn(L.f32(1), g) if args[6] else g
-
-
-@functools.cache
 def reader_of(tiles: int, columns: int, gate: bool, dependent: bool, clamp: bool, kept: bool) -> Reader:
     """How they are read and multiplied: the same device functions for all kernels of these parameters."""
     of_x = of_unit(columns, RUN, SPAN, kept=kept, gate=gate, ordered=dependent, clamp=clamp)
-    part_of_x, half = of_x.part, half_of(tiles, columns)
+    part_of_x = of_x.part
+    add = product(columns, tiles, RUN)
 
     @L.device
     def locate(args, which, row, count, k):
-        return (start_of(args, which, row, count, k),)
+        tile = tile_of(row, count)
+        return (L.offset(one_of(which, args[0], args[2], args[4]), L.i64(tile) * L.i32((k >> 7) * UNIT)),)
 
     @L.device
     def copy(ring, at, source, unit, k):
@@ -79,8 +43,24 @@ def reader_of(tiles: int, columns: int, gate: bool, dependent: bool, clamp: bool
                     here = L.i32(at + UNIT * t)
                     q = L.lds_v4_b32(ring, here + 512 * b + 16 * lane)
                     s = L.lds_b32(ring, here + 1024 + 4 * lane)
-                    sums = half(sums, t, q, s, b, v)
+                    low = L.u32(L.prmt(s, 0, 0x4040 + 0x202 * b) * 16 + SCALE_BIAS)
+                    high = L.u32(L.prmt(s, 0, 0x4141 + 0x202 * b) * 16 + SCALE_BIAS)
+                    for p in L.unroll(2):
+                        c = L.e2m1x16_small(q[2 * p], q[2 * p + 1])
+                        for j in L.unroll(2):
+                            a = (
+                                L.bmul2(c[4 * j], low),
+                                L.bmul2(c[4 * j + 1], high),
+                                L.bmul2(c[4 * j + 2], low),
+                                L.bmul2(c[4 * j + 3], high),
+                            )
+                            sums = add(sums, t, a, v, 2 * p + j)
         return sums
+
+    @L.device
+    def alpha(args, which):
+        g = L.ldg_f32(one_of(which, args[1], args[3], args[5]), 0)
+        return L.div_rn(L.f32(1), g) if args[6] else g
 
     return Reader(
         *(SPAN, UNIT, 1, locate, copy, use, alpha),
@@ -90,30 +70,6 @@ def reader_of(tiles: int, columns: int, gate: bool, dependent: bool, clamp: bool
         registers=of_x.registers,
         place=of_x.place,
     )
-
-
-@functools.cache
-def straight_of(columns: int) -> Straight:
-    """How they are read into registers and multiplied, the same products and sums."""
-    half, quad = half_of(1, columns), part_of(4)
-
-    @L.device
-    def locate(args, which, row, count, k):
-        return (L.offset(start_of(args, which, row, count, k), 16 * L.lane_id()),)
-
-    @L.device
-    def load(source, unit, k):
-        here = L.i32(unit * UNIT)
-        codes = L.ldg_v4_b32_line(source[0], here) + L.ldg_v4_b32_line(source[0], here + 512)
-        return (*codes, L.ld_in_b32_stream(source[0], here + 1024 - 12 * L.lane_id()))
-
-    @L.device
-    def use(sums, words, source, args, of_x, unit):
-        for b in L.unroll(2):
-            sums = half(sums, 0, quad(words, b), words[8], b, of_x(unit, b))
-        return sums
-
-    return Straight(SPAN, RUN, 9, locate, load, use, alpha, LIFT)
 
 
 @L.family
@@ -130,7 +86,6 @@ def mma_nvfp4_lanes(
     clamp: bool = False,
     cluster: int = 1,
     kept: int = 0,
-    abreast: int = 0,
 ):
     """Weights of up to three projections as `repacked_nvfp4` makes them, U8 `[ceil(n_i/16), k/128, 1152]`, and their
     F32 tensor scales; x BF16 `[m, k]` (`[m, 2k]` with `gate`), y BF16 `[m, n]`; m at most 8·columns.
@@ -142,20 +97,12 @@ def mma_nvfp4_lanes(
     has `warps` together, computes `tiles` times 16 rows of weights; its warps take units of 128 K in turn, `depth` of
     them in flight. The first `full` blocks or clusters compute that, those after them 16 rows each. `dependent` kernels
     wait for the launch before them once their first weights are on the way. If `kept`, k is 128·warps·kept, warps keep
-    x in registers, and blocks or clusters compute 16 rows of weights in turn. If `abreast`, a block has so many tiles
-    at once, each of `warps` warps, whose units are loaded into registers, and takes more in turn: k is at most 8192.
+    x in registers, and blocks or clusters compute 16 rows of weights in turn.
     """
-    if abreast:
-        asked = {"joined": joined, "pair": pair, "gate": gate, "dependent": dependent, "clamp": clamp}
-        refuse_all_but_plain("abreast", asked | {"kept": kept > 0}, tiles, cluster)
-        run = abreast_of(straight_of(columns), warps, abreast, columns, depth)
-    else:
-        reader = reader_of(tiles, columns, gate, dependent, clamp, kept > 0)
-        run = stream(reader, warps, depth, tiles, columns, joined, pair, dependent, clamp, cluster, kept)
+    reader = reader_of(tiles, columns, gate, dependent, clamp, kept > 0)
+    run = stream(reader, warps, depth, tiles, columns, joined, pair, dependent, clamp, cluster, kept)
 
-    of_x = L.InMap[L.bf16] if abreast else L.In[L.bf16]
-
-    @L.kernel(launch_bounds=(32 * warps * max(abreast, 1) // cluster, blocks))
+    @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(
         w0: L.In[L.u8],
         g0: L.In[L.f32],
@@ -163,7 +110,7 @@ def mma_nvfp4_lanes(
         g1: L.In[L.f32],
         w2: L.In[L.u8],
         g2: L.In[L.f32],
-        x: of_x,
+        x: L.In[L.bf16],
         y: L.Out[L.bf16],
         m: L.i32,
         n: L.i32,
