@@ -22,7 +22,8 @@ from atlas_lab.kernels.gemv.fp8 import SPAN, gemv_fp8_block, gemv_fp8_row
 from atlas_lab.kernels.lang import Kernel
 
 WARPS, ROWS, UNROLL = 4, 2, 5
-BLOCKS = {1: 10, 2: 4, 3: 4}  # by M: of a GEMV that an SM is to have registers for
+# Of a GEMV that an SM is to have registers for, by M: to convert by bits takes more of them.
+BLOCKS = {True: {1: 10, 2: 4, 3: 4}, False: {1: 6, 2: 4, 3: 4}}
 SCALES = {"f32": L.f32, "bf16": L.bf16}
 CONVERTS = L.e4m3x4_f16x2_cvt.needs  # of cards with an instruction for it
 
@@ -32,7 +33,7 @@ def gemvs(family: Callable[..., Kernel], *, native: bool) -> tuple[Kernel, ...]:
     return tuple(
         family(WARPS, ROWS, UNROLL, m, scale=d, stream=s, native=native, blocks=b)
         for d in SCALES.values()
-        for m, b in BLOCKS.items()
+        for m, b in BLOCKS[native].items()
         for s in (True, False)
     )
 
@@ -40,7 +41,9 @@ def gemvs(family: Callable[..., Kernel], *, native: bool) -> tuple[Kernel, ...]:
 def gemv_for(c: Call, family: Callable[..., Kernel], scale: str) -> Kernel:
     """The one for a call, whose scales have that dtype."""
     stream, native = c.context.levers.stream_weights, c.context.target.meets(CONVERTS)
-    return family(WARPS, ROWS, UNROLL, c.m, scale=SCALES[scale], stream=stream, native=native, blocks=BLOCKS[c.m])
+    return family(
+        WARPS, ROWS, UNROLL, c.m, scale=SCALES[scale], stream=stream, native=native, blocks=BLOCKS[native][c.m]
+    )
 
 
 # How the scales lie. The kernels' steps between them follow from the key the weight is bound under.
