@@ -63,7 +63,7 @@ def test_awkward_shapes(name: str, m: int, n: int, k: int, device) -> None:
 def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(name: str, m: int, monkeypatch) -> None:
     """Whatever the model would choose: each block takes several tiles, its ring goes around."""
     arm = ARMS[name]
-    for t in arm.tiles()[m > NARROW]:
+    for t in (t for t in arm.tiles()[m > NARROW] if t.split == 1):
         target = replace(HOPPER, sms=t.cluster)
         monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
         case = case_of(name, m, t.bn * t.across + (8 if t.bn % 64 else 3), 144)
@@ -82,7 +82,7 @@ def test_every_tile_on_a_card(name: str, m: int, device, monkeypatch) -> None:
         pytest.skip("the interpreter's cases are smaller")
     monkeypatch.setattr(Tile, "cut", lambda *a: False)
     arm, base, outputs = ARMS[name], base_context(device.target), []
-    for t in arm.tiles()[m > NARROW]:
+    for t in (t for t in arm.tiles()[m > NARROW] if t.split == 1):
         monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
         case = case_of(name, m, 5000, 2064)
         result = run_case(case, arm, device, base)
@@ -188,21 +188,21 @@ def test_a_setting_that_the_arm_does_not_know_is_refused_for_every_m(m: int) -> 
 
 
 @BOTH
-def test_only_a_tuned_table_chooses_clusters_for_few_rows(name: str, device) -> None:
+def test_only_a_tuned_table_splits_k(name: str, device) -> None:
     arm, base = ARMS[name], base_context(device.target)
     settings = arm.settings(400, 272, device.target)
     assert len(set(settings)) == len(settings) == len(arm.few)
     over = [dict(s) for s in settings if len(s) > 1]
     assert over == [dict(s) for s in settings[len(arm.narrow) :]]
-    assert {(s["columns"], s.get("across", 1), s.get("split", 1)) for s in over} == set(arm.clusters)
-    case = replace(case_of(name, 33, 400, 272), setting=(("across", 2), ("columns", 128)))
-    assert tile_of(case, base) == (NARROW, 128, 2, 1)
+    assert {(s["columns"], s["split"]) for s in over} == set(arm.splits)
+    case = replace(case_of(name, 33, 400, 272), setting=(("columns", 128), ("split", 2)))
+    assert dict(launched(case, arm, base)[-1].spec.parameters)["split"] == 2
     assert tile_of(replace(case, setting=(("columns", 128),)), base) == (NARROW, 128, 1, 1)
     assert tile_of(replace(case, m=100), base) == tile_of(case_of(name, 100, 400, 272), base)
     result = run_case(case, arm, device, base)
     assert result.ok, result.sentence
-    refused = run_case(replace(case, setting=(("across", 4), ("columns", 128))), arm, device, base)
-    assert "across=4 columns=128, expected one of the arm's" in refused.sentence
+    refused = run_case(replace(case, setting=(("columns", 128), ("split", 4))), arm, device, base)
+    assert "columns=128 split=4, expected one of the arm's" in refused.sentence
 
 
 def test_tiles_that_warpgroups_or_blocks_cannot_share_are_refused() -> None:

@@ -79,7 +79,7 @@ def test_awkward_shapes(m: int, n: int, k: int, form: str, device) -> None:
 def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(m: int, monkeypatch) -> None:
     """Whatever the model would choose: each block takes several tiles, its ring goes around."""
     few, more = ARM.tiles()
-    for t in more if m > 64 else [t for t in few if t.bm - 32 < m <= t.bm]:
+    for t in more if m > 64 else [t for t in few if t.bm - 32 < m <= t.bm and t.split == 1]:
         target = replace(HOPPER, sms=t.cluster)
         monkeypatch.setattr(ARM, "tile", lambda c, t=t: t)
         case = case_of(m, t.bn * t.at_once(t.cluster) + 8, 640 if m <= 64 else 384)
@@ -98,7 +98,8 @@ def test_every_tile_on_a_card(m: int, device, monkeypatch) -> None:
     monkeypatch.setattr(Tile, "cut", lambda *a: False)
     few, more = ARM.tiles()
     base, outputs = base_context(device.target), []
-    for t in few if m <= 64 else [t for t in more if m <= 512 or t.bn < 192]:
+    whole = [t for t in few if t.split == 1]
+    for t in whole if m <= 64 else [t for t in more if m <= 512 or t.bn < 192]:
         if m > t.bm and m <= 64:
             continue
         monkeypatch.setattr(ARM, "tile", lambda c, t=t: t)
@@ -127,14 +128,13 @@ def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order() -> None:
 
 
 @pytest.mark.parametrize(("m", "rows"), [(20, 32), (33, 64)])
-def test_only_a_tuned_table_chooses_clusters_for_few_rows(m: int, rows: int, device) -> None:
+def test_only_a_tuned_table_splits_k(m: int, rows: int, device) -> None:
     base = base_context(device.target)
     settings = ARM.settings(400, 256, device.target)
     assert [dict(s)["columns"] for s in settings if len(s) > 1] == [dict(s)["columns"] for s in settings[3:]]
-    over = {(s["columns"], s.get("across", 1), s.get("split", 1)) for s in map(dict, settings[3:])}
-    assert over == set(ARM.clusters)
-    case = replace(case_of(m, 400, 256), setting=(("across", 2), ("columns", 128)))
-    assert tile_of(case, base) == (rows, 128, 2)
+    assert {(s["columns"], s["split"]) for s in map(dict, settings[3:])} == set(ARM.splits)
+    case = replace(case_of(m, 400, 256), setting=(("columns", 128), ("split", 2)))
+    assert dict(launched(case, ARM, base)[-1].spec.parameters)["split"] == 2
     assert tile_of(replace(case, setting=(("columns", 128),)), base) == (rows, 128, 1)
     result = run_case(case, ARM, device, base)
     assert result.ok, result.sentence

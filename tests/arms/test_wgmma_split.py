@@ -23,7 +23,7 @@ ARMS = {a.name: a for a in atlas_arms()}
 HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
 FORMATS = {"bf16_wgmma": "bf16", "fp8_wgmma_w8a8": "fp8", "nvfp4_wgmma": "nvfp4"}
 STEP = {name: 64 if name == "bf16_wgmma" else 128 for name in FORMATS}  # K of a stage
-SHIPPED = [(name, bn, split) for name in FORMATS for bn, _, split in ARMS[name].clusters if split > 1]
+SHIPPED = [(name, bn, split) for name in FORMATS for bn, split in ARMS[name].splits]
 EACH = pytest.mark.parametrize(("name", "bn", "split"), SHIPPED)
 
 

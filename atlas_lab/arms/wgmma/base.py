@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from atlas_lab.arms.wgmma.tiles import NARROW, WIDE, Tile, ordered
+from atlas_lab.arms.wgmma.tiles import NARROW, WIDE, Tile, ordered, splitting
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.launch import Argument, Launch
@@ -27,8 +27,8 @@ CHUNK = 16  # bytes that rows of what TMA loads are a multiple of
 
 class OnWarpgroups(Arm):
     """Any M from 17 and any N. The setting is the `columns` of the tile that serves M up to 64 and, where they are
-    several, the blocks `across` a cluster that share their loads of x or `split` the K of a tile; above that the model
-    chooses by M. All tiles add in ascending K; where they are cut, by shape and card, in as many parts."""
+    several, the blocks of a cluster that `split` its K; above that the model chooses by M. All tiles add in ascending
+    K; where they are cut, by shape and card, in as many parts."""
 
     roles = ("*",)
     rows = rows_from(FIRST_ROWS)
@@ -41,40 +41,38 @@ class OnWarpgroups(Arm):
     pipe: str
     narrow: Sequence[int]
     """Columns of the tiles for M up to 64."""
-    clusters: Sequence[tuple[int, int, int]] = ()
-    """The same of tiles of clusters, the blocks across that share x, and those that split K."""
+    splits: Sequence[tuple[int, int]] = ()
+    """The same of tiles whose K the blocks of a cluster split, and how many they are."""
     wide: Sequence[tuple[int, int, int]]
     """Columns of those for more, and the blocks of their clusters, across and down."""
 
     def tiles(self) -> tuple[list[Tile], list[Tile]]:
         """Those for M up to 64, and those for more."""
-        few = [self._tile(NARROW, bn, across, split=split) for bn, across, split in self.few]
+        few = [self._tile(NARROW, bn, split=split) for bn, split in self.few]
         return few, [self._tile(WIDE, *form) for form in self.wide]
 
     @property
-    def few(self) -> list[tuple[int, int, int]]:
-        """Columns of the tiles for M up to 64, and their clusters' blocks: those of one block first."""
-        return [*((bn, 1, 1) for bn in self.narrow), *self.clusters]
+    def few(self) -> list[tuple[int, int]]:
+        """Columns of the tiles for M up to 64, and the blocks that split their K: those of one block first."""
+        return [*((bn, 1) for bn in self.narrow), *self.splits]
 
     def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1, split: int = 1) -> Tile:
         return Tile(bm, bn, across, down, self.beside, split=split)
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
-        """In the model's order; those over clusters come last: only a tuned table chooses them."""
+        """In the model's order; those that are split come last: only a tuned table chooses them."""
         return self._settings(self.tiles()[0], n, k, target)
 
     def _settings(self, tiles: Sequence[Tile], n: int, k: int, target: Target) -> list[Setting]:
         """Those of tiles for 64 rows of x."""
-        found = sorted(self._ordered(tiles, NARROW, (n,), k, target), key=lambda t: t.cluster > 1)
-        blocks = [{"across": t.across, "split": t.split} for t in found]
-        more = [{name: count for name, count in b.items() if count > 1} for b in blocks]
-        return [setting(columns=t.bn, **b) for t, b in zip(found, more, strict=True)]
+        found = sorted(self._ordered(tiles, NARROW, (n,), k, target), key=lambda t: t.split > 1)
+        return [setting(columns=t.bn, **splitting(t)) for t in found]
 
     def tile(self, c: Call) -> Tile:
         """The one that serves a call."""
         form = dict(chosen(self, c.n, c.k, c.context))  # for every M: one that is stale is refused
         if c.m <= NARROW:
-            return self._tile(NARROW, form["columns"], form.get("across", 1), split=form.get("split", 1))
+            return self._tile(NARROW, form["columns"], split=form.get("split", 1))
         return self._ordered(self.tiles()[1], c.m, self.counts(c), c.k, c.context.target)[0]
 
     def counts(self, c: Call) -> Sequence[int]:

@@ -25,7 +25,7 @@ class Bf16Wgmma(OnWarpgroups):
     source = "bf16"
     element_bytes, pipe = 2, "mma_bf16"
     narrow: Sequence[int] = (256, 192, 136, 128, 112, 64)
-    clusters: Sequence[tuple[int, int, int]] = ((128, 1, 2), (80, 1, 2))
+    splits: Sequence[tuple[int, int]] = ((128, 2), (80, 2))
     wide: Sequence[tuple[int, int, int]] = (
         *((256, 1, 2), (192, 1, 2), (176, 1, 2), (256, 1, 1), (136, 1, 1), (64, 1, 1)),
     )
@@ -34,8 +34,8 @@ class Bf16Wgmma(OnWarpgroups):
 
     def __init__(self) -> None:
         few, more = self.tiles()
-        self.kernels = (clear_flags, *(self.kernel(t) for t in (*few, *more) if t in more or t.cluster == 1))
-        self.optional_kernels = tuple(self.kernel(t) for t in few if t.cluster > 1)
+        self.kernels = (clear_flags, *(self.kernel(t) for t in (*few, *more) if t in more or t.split == 1))
+        self.optional_kernels = tuple(self.kernel(t) for t in few if t.split > 1)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "bf16")

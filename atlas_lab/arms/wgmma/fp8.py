@@ -37,7 +37,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     element_bytes, pipe = 1, "mma_e4m3"
     beside = 4
     narrow = (192, 136, 128, 64)
-    clusters = ((128, 1, 2), (80, 1, 2))
+    splits = ((128, 2), (80, 2))
     wide = ((128, 1, 1), (64, 1, 1))
     # the products of 128 of K, then a fused addition for each in FP32: 2**-24, counted twice
     tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 4 + -(-k // (GROUP << 11)))
@@ -47,9 +47,9 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
 
     def __init__(self) -> None:
         few, more = self.tiles()
-        self.kernels = (quantize_fp8_groups, *(_kernel(t) for t in (*few, *more) if t in more or t.cluster == 1))
+        self.kernels = (quantize_fp8_groups, *(_kernel(t) for t in (*few, *more) if t in more or t.split == 1))
         gated = (gated_fp8_groups(clamp=False), gated_fp8_groups(clamp=True))
-        self.optional_kernels = (*gated, *(_kernel(t) for t in few if t.cluster > 1))
+        self.optional_kernels = (*gated, *(_kernel(t) for t in few if t.split > 1))
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "e4m3") and OverFp8.eligible(self, p, ctx)

@@ -68,7 +68,7 @@ class Bf16WgmmaJoined(Joined, Bf16Wgmma):
     """Weights BF16 `[N, K]` as stored, of two or three projections in one launch; else as `bf16_wgmma`."""
 
     name = "bf16_wgmma_joined"
-    narrow, clusters = (256, 136, 128), ()
+    narrow, splits = (256, 136, 128), ()
     wide = ((256, 1, 2), (256, 1, 1), (136, 1, 1))
 
     def declare(self, p: Projection) -> Declaration:
@@ -81,7 +81,7 @@ class Nvfp4WgmmaJoined(Joined, Nvfp4Wgmma):
 
     name = "nvfp4_wgmma_joined"
     first_on = ()
-    narrow, clusters = (128,), ()
+    narrow, splits = (128,), ()
     several = ((256, 128, 1), (128, 128, 1))
 
     def declare(self, p: Projection) -> Declaration:

@@ -36,7 +36,7 @@ class Nvfp4Wgmma(Transposed):
     run = RUN
     first_on: Sequence[str] = ("sm_90a",)
     narrow: Sequence[int] = (192, 128, 64)
-    clusters: Sequence[tuple[int, int, int]] = ((128, 1, 2), (64, 1, 2))
+    splits: Sequence[tuple[int, int]] = ((128, 2), (64, 2))
     several: Sequence[tuple[int, int, int]] = (  # rows of x and of W, blocks of a cluster
         *((256, 128, 1), (256, 128, 2), (192, 128, 1), (128, 192, 1), (128, 128, 1), (96, 192, 1), (96, 128, 1)),
     )
@@ -45,11 +45,11 @@ class Nvfp4Wgmma(Transposed):
 
     def __init__(self) -> None:
         few, more = self.tiles()
-        plain = [t for t in (*few, *more) if t in more or t.cluster == 1]
+        plain = [t for t in (*few, *more) if t in more or t.split == 1]
         ways = ((t, ordered) for t in plain for ordered in (True, False))
         products = (self.kernel(t, ordered) for t, ordered in ways if ordered or _serves_many(t))
         self.kernels = (self.order, clear_flags, *dict.fromkeys(products))
-        self.optional_kernels = tuple(self.kernel(t, True) for t in few if t.cluster > 1)
+        self.optional_kernels = tuple(self.kernel(t, True) for t in few if t.split > 1)
 
     def _of_many(self, c: Call) -> list[Tile]:
         return [t for t in self.tiles()[1] if c.m <= ORDERED or _serves_many(t)]

@@ -20,6 +20,7 @@ FIXED = 2000  # clocks of a tile's first load and of its stores
 MEETING = 3500  # clocks of clearing flags in a launch before, and of waiting for each part that a block adds
 MAILING = 1500  # clocks in which sums come from another block of a cluster
 LEAST = 8  # stages of a share of tiles that are cut
+ALIKE = 0.9  # of the blocks of a launch, if each tile has as many of them: no block then has shares of two tiles
 STEP = 80  # clocks of a stage in which its products wait, for mbarriers and for each other
 SHARED_BYTES = 128  # a clock that the matrix units get from shared memory
 
@@ -95,12 +96,14 @@ class Tile:
 
     def grid(self, m: int, n: int, k_bytes: int, sms: int, cut: bool) -> int:
         """Blocks of a launch: no more than run at once; where tiles are cut, whole groups of one for each row of tiles,
-        which have LEAST stages each."""
+        which have LEAST stages each, and as many of them to every tile where that leaves few SMs idle."""
         if not cut:
             return min(self.blocks(m, n), self.at_once(sms))
         group = self.rows(m) * self.cluster
-        shares = max(self.blocks(m, n) // group * self.steps(k_bytes) // LEAST, 1)
-        return min(shares, self.at_once(sms) // group) * group
+        tiles = self.blocks(m, n) // group
+        groups = min(max(tiles * self.steps(k_bytes) // LEAST, 1), self.at_once(sms) // group)
+        alike = groups // tiles * tiles
+        return (alike if alike >= ALIKE * groups else groups) * group
 
     def at_once(self, sms: int) -> int:
         """Blocks that a card runs at once; 0 where not one cluster fits. SMs come in groups of 16 or 18, in which

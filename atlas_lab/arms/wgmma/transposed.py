@@ -29,7 +29,7 @@ class Transposed(OnWarpgroups):
     """Consecutive K that a lane owns."""
 
     def tiles(self) -> tuple[list[Tile], list[Tile]]:
-        few: list[Tile] = [self.made(bm, bn, a, split=split) for bm in FEW for bn, a, split in self.few]
+        few: list[Tile] = [self.made(bm, bn, split=split) for bm in FEW for bn, split in self.few]
         return few, [self.made(*form) for form in self.several]
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
@@ -39,7 +39,7 @@ class Transposed(OnWarpgroups):
         form = dict(chosen(self, c.n, c.k, c.context))
         if c.m <= FEW[-1]:
             bm = next(bm for bm in FEW if c.m <= bm)
-            return self.made(bm, form["columns"], form.get("across", 1), split=form.get("split", 1))
+            return self.made(bm, form["columns"], split=form.get("split", 1))
         return self._ordered(self._of_many(c), c.m, self.counts(c), c.k, c.context.target)[0]
 
     def _of_many(self, c: Call) -> list[Tile]:

@@ -32,7 +32,7 @@ class Nvfp4W4A4Emulated(Nvfp4Wgmma):
     activations."""
 
     name = "nvfp4_w4a4_emulated"
-    clusters = ()
+    splits = ()
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16), extra_roundings=3)
     accuracy = Accuracy(min_snr_db=SNR_DB)
     reduction_class = ReductionClass(

@@ -148,7 +148,6 @@ from atlas_lab.kernels.lang.dependent import (
     ld_in_v2_b32,
     ld_in_v2_b32_stream,
     ld_in_v4_b32,
-    ld_in_v4_b32_line,
     ld_in_v4_b32_stream,
 )
 from atlas_lab.kernels.lang.descriptor import (
@@ -457,7 +456,6 @@ __all__ = [
     "ld_in_v2_b32",
     "ld_in_v2_b32_stream",
     "ld_in_v4_b32",
-    "ld_in_v4_b32_line",
     "ld_in_v4_b32_stream",
     "ld_v4_b32",
     "ldg_b8",

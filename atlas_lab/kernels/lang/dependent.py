@@ -74,5 +74,4 @@ ld_in_b8, ld_in_b16, ld_in_b32, ld_in_v2_b32, ld_in_v4_b32, ld_in_f32 = map(
     _ld_in, ("b8", "b16", "b32", "v2_b32", "v4_b32", "f32")
 )
 ld_in_b32_stream, ld_in_v2_b32_stream, ld_in_v4_b32_stream = map(_ld_in_stream, ("b32", "v2_b32", "v4_b32"))
-ld_in_v4_b32_line = streaming("ld_in_v4_b32_line", "v4_b32", "ld.global", Effect.READ, LD, 128)
 ld_in_bf16 = Op("ld_in_bf16", (IN,), f32, ptx=emit_bf16("ld.global"), numpy=read_bf16, effect=Effect.READ, section=LD)
