@@ -67,7 +67,9 @@ GROUPS: dict[str, list[Row]] = {
     "ldg": loads("ldg", "x", "ld.global.nc", "b8 b16 b32 v2_b32 v4_b32 f32"),
     "ldg_bf16": [("ldg_bf16", "L.ldg_bf16(x, n)", {r"ld\.global\.nc\.u16 ": 1, r"shl\.b32 ": 1})],
     "ldg_stream": loads("ldg", "x", "ld.global.nc.L1::no_allocate", "b8 b16 b32 v2_b32 v4_b32", "_stream"),
-    "ldg_line": [("ldg_v4_b32_line", "t4(L.ldg_v4_b32_line(x, n))", {r"ld\.global\.nc\.L1::no_allocate\.L2::128B\.v4\.b32 ": 1})],
+    "ldg_line": [
+        ("ldg_v4_b32_line", "t4(L.ldg_v4_b32_line(x, n))", {r"ld\.global\.nc\.L1::no_allocate\.L2::128B\.v4\.b32 ": 1})
+    ],
     "ld": loads("ld", "y", "ld.global", "b32 f32 v4_b32")
     + [("ld_bf16", "L.ld_bf16(y, n)", r"ld\.global\.u16 ")],
     "ld_in": loads("ld_in", "x", "ld.global", "b8 b16 b32 v2_b32 v4_b32 f32"),
