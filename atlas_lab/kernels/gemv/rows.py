@@ -18,20 +18,18 @@ def rows_of_warp(warps: int, rows: int, m: int):
 
     @L.device
     def begin(at, acc, n, stride, cuts):
-        first = ((cuda.blockIdx.x * warps + L.warp_id()) >> cuts) * rows
+        first = L.i32((L.i32(cuda.blockIdx.x * warps + L.warp_id()) >> cuts) * rows)
         for r in L.unroll(rows):
             # rows past the last repeat it; they are not stored
-            at[r] = L.i64(min(first + r, n - 1)) * stride
+            at[r] = L.i64(min(L.i32(first + r), L.i32(n - 1))) * stride
         for i in L.unroll(rows * m):
             acc[i] = L.f32(0)
         return first
 
     @L.device
-    def end(y, acc, first, n, cuts):
+    def meet(y, acc, first, n, cuts):
         shared = L.shared(L.f32, warps * rows * m)
         lane = L.lane_id()
-        for i in L.unroll(rows * m):
-            acc[i] = L.warp_sum(acc[i])
         if lane == 0:
             for i in L.unroll(rows * m):
                 L.sts_f32(shared, L.warp_id() * (rows * m) + i, acc[i])
@@ -46,6 +44,18 @@ def rows_of_warp(warps: int, rows: int, m: int):
                 row = first + i // m
                 if row < n:
                     L.stg_bf16(y, (i % m) * n + row, total)
+
+    @L.device
+    def end(y, acc, first, n, cuts):
+        for i in L.unroll(rows * m):
+            acc[i] = L.warp_sum(acc[i])
+        if cuts > 0:
+            meet(y, acc, first, n, cuts)
+        else:  # every warp by itself: it waits for no other
+            for i in L.unroll(rows * m):
+                row = L.i32(first + i // m)
+                if L.lane_id() == i and row < n:
+                    L.stg_bf16(y, L.i32((i % m) * n + row), acc[i])
 
     return begin, end
 
