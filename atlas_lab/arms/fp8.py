@@ -21,8 +21,8 @@ from atlas_lab.kernels.gemm.fp8 import W_ROW, X_ROW, gemm_fp8_block
 from atlas_lab.kernels.gemv.fp8 import SPAN, gemv_fp8_block, gemv_fp8_row
 from atlas_lab.kernels.lang import Kernel
 
-WARPS, ROWS, UNROLL = 4, 2, 5
-# Of a GEMV that an SM is to have registers for, by M: to convert by bits takes more of them.
+WARPS, ROWS, UNROLL = 4, 2, 2
+# Blocks of a GEMV that an SM is to have registers for, by M: to convert by bits takes more of them.
 BLOCKS = {True: {1: 10, 2: 4, 3: 4}, False: {1: 6, 2: 4, 3: 4}}
 SCALES = {"f32": L.f32, "bf16": L.bf16}
 CONVERTS = L.e4m3x4_f16x2_cvt.needs  # of cards with an instruction for it

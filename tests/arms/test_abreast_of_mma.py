@@ -11,7 +11,7 @@ import pytest
 from test_kept_x_of_mma import TARGETS, few, ran
 from test_rows_of_mma import ARMS
 
-from atlas_lab.arms.mma.base import NARROW, Form
+from atlas_lab.arms.mma.forms import NARROW, Form
 from atlas_lab.core.tuning import setting
 from atlas_lab.kernels.gemv.abreast import BARRIERS, CHUNK, CHUNKS
 from atlas_lab.kernels.gemv.columns import TILE
@@ -111,12 +111,20 @@ def test_what_is_usual_is_left_out_of_a_setting() -> None:
     assert Form(**dict(form.setting)) == form
 
 
-@pytest.mark.parametrize("more", [{"joined": True}, {"pair": True}, {"whole": False}, {"tiles": 2}, {"cluster": 2}])
+@pytest.mark.parametrize(
+    "more", [{"joined": True}, {"pair": True}, {"whole": False}, {"depth": 2}, {"tiles": 2}, {"cluster": 2}]
+)
 def test_what_is_not_plain_is_refused(more: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"abreast: found .*, expected a plain product, 1 tile, 1 block"):
-        mma_fp8(warps=2, abreast=3, **more)
+        mma_fp8(**{"warps": 2, "depth": 1, "abreast": 3, **more})
 
 
 def test_a_block_has_a_barrier_for_each_tile() -> None:
     with pytest.raises(ValueError, match=rf"abreast: found {BARRIERS + 1} row tiles a block, expected 1 to {BARRIERS}"):
-        mma_fp8(warps=2, abreast=BARRIERS + 1)
+        mma_fp8(warps=2, depth=1, abreast=BARRIERS + 1)
+
+
+@pytest.mark.parametrize(("warps", "found"), [(4, 36), (0, 0)])
+def test_a_block_has_so_many_warps(warps: int, found: int) -> None:
+    with pytest.raises(ValueError, match=f"abreast: found {found} warps a block, expected 1 to 32"):
+        mma_fp8(warps=warps, depth=1, abreast=9)

@@ -12,7 +12,7 @@ import pytest
 from test_rows_of_mma import ARMS, form_of
 
 from atlas_lab import simt
-from atlas_lab.arms.mma.base import Form
+from atlas_lab.arms.mma.forms import Form
 from atlas_lab.core.target import shipped_targets
 from atlas_lab.core.tuning import Choice, Table, TuningError, chosen, setting
 from atlas_lab.experiments.case import Case, base_context

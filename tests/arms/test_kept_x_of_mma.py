@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_rows_of_mma import ARMS, form_of
 
-from atlas_lab.arms.mma.base import NARROW, Form
+from atlas_lab.arms.mma.forms import NARROW, Form
 from atlas_lab.core.target import Target, shipped_targets
 from atlas_lab.core.tuning import setting
 from atlas_lab.experiments.case import Case, base_context

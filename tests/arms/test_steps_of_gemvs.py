@@ -37,3 +37,17 @@ def test_bits_depend_neither_on_how_much_a_step_loads_nor_on_how_a_card_converts
     assert np.any(ran.out.astype(np.float32))
     assert len(launched) == 4
     assert found == found[:1] * 4
+
+
+def test_a_warp_may_have_more_sums_than_lanes(monkeypatch) -> None:
+    """Sixteen rows of the weights times three of x, on a card so small that K is not cut."""
+    arm, found, target = ARMS["fp8_gemv"], [], replace(H200, sms=1)
+    for rows in (2, 16):
+        monkeypatch.setattr(fp8, "ROWS", rows)
+        monkeypatch.setattr(fp8, "BLOCKS", {native: {1: 1, 2: 1, 3: 1} for native in (True, False)})
+        monkeypatch.setattr(arm, "optional_kernels", fp8.gemvs(gemv_fp8_block, native=True))
+        with open_device("interpreter", target) as device:
+            ran = run(Case("fp8_gemv", ("ffn.up",), 3, 37, 528, "fp8"), arm, device, base_context(target))
+        found.append(ran.out.tobytes())
+    assert np.any(ran.out.astype(np.float32)[:, -5:])
+    assert found[0] == found[1]

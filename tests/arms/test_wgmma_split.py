@@ -14,6 +14,7 @@ from atlas_lab.experiments import oracle
 from atlas_lab.experiments.case import Case, base_context
 from atlas_lab.experiments.parity import run, run_case
 from atlas_lab.kernels.gemm.wgmma_bf16 import wgmma_bf16
+from atlas_lab.kernels.gemm.wgmma_fp8 import wgmma_fp8
 from atlas_lab.kernels.gemm.wgmma_split import SPLITS, mail_bytes
 from atlas_lab.runtime.device import Device, open_device
 from atlas_lab.runtime.interpreter import InterpreterDevice
@@ -103,6 +104,12 @@ def test_a_tile_is_never_cut_beside(name: str, bn: int, split: int) -> None:
 def test_other_splits_are_refused(split: int) -> None:
     with pytest.raises(ValueError, match=f"split: found {split} blocks a tile, expected {', '.join(map(str, SPLITS))}"):
         wgmma_bf16(64, 128, 4, split=split)
+
+
+@pytest.mark.parametrize("family", [wgmma_bf16, wgmma_fp8])
+def test_tiles_whose_warpgroups_may_have_no_row_are_refused(family) -> None:
+    with pytest.raises(ValueError, match="split: found tiles of 128 rows of x, expected 64"):
+        family(128, 64, 4, split=2)
 
 
 def test_blocks_that_split_share_no_loads() -> None:

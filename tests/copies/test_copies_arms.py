@@ -31,7 +31,8 @@ class Views(Arm):
 
     def __init__(self, name: str, single: Arm) -> None:
         self.name, self.single = name, single
-        self.source, self.kernels, self.tolerance = single.source, single.kernels, single.tolerance
+        self.source, self.tolerance = single.source, single.tolerance
+        self.kernels = (*single.kernels, *single.optional_kernels)
 
     def eligible(self, p: Site, ctx: Context) -> Verdict:
         mine = (self.single.eligible(q, ctx) for q in p.projections)

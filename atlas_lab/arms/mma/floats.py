@@ -8,7 +8,8 @@ from typing import Any
 
 from atlas_lab.arms.fp8 import KEYS, SCALES
 from atlas_lab.arms.loads import k_in_loads
-from atlas_lab.arms.mma.base import Form, Mma, ascending, class_t, rounded
+from atlas_lab.arms.mma.base import Mma, ascending, class_t, rounded
+from atlas_lab.arms.mma.forms import Form
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.declare import Bind
 from atlas_lab.core.projection import Projection

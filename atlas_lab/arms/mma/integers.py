@@ -13,7 +13,8 @@ from atlas_lab.arms.copies.int8 import can_int8, int8_32
 from atlas_lab.arms.copies.lanes_q2_0 import can_repack_q2_0, repacked_q2_0
 from atlas_lab.arms.copies.lanes_q4_k import can_repack_q4_k, repacked_q4_k, unpack
 from atlas_lab.arms.copies.shapes import agrees, multiples
-from atlas_lab.arms.mma.base import Form, Launched, Mma, ascending, class_t, rounded, under
+from atlas_lab.arms.mma.base import Mma, ascending, class_t, rounded, under
+from atlas_lab.arms.mma.forms import Form, Launched
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.declare import Bind, Derived
 from atlas_lab.core.numbers import Accuracy

@@ -8,7 +8,8 @@ from typing import Any
 
 from atlas_lab.arms.copies.repacked import can_repack, repacked_nvfp4
 from atlas_lab.arms.loads import k_in_loads
-from atlas_lab.arms.mma.base import Form, Mma, ascending, class_t, rounded, under
+from atlas_lab.arms.mma.base import Mma, ascending, class_t, rounded, under
+from atlas_lab.arms.mma.forms import Form
 from atlas_lab.arms.nvfp4 import CONVENTIONS
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.declare import Bind, Derived

@@ -34,7 +34,7 @@ class Bf16Wgmma(OnWarpgroups):
 
     def __init__(self) -> None:
         few, more = self.tiles()
-        self.kernels = (clear_flags, *(self.kernel(t) for t in (*few, *more) if t in more or t.split == 1))
+        self.kernels = (clear_flags, *(self.kernel(t) for t in (*few, *more) if t.split == 1))
         self.optional_kernels = tuple(self.kernel(t) for t in few if t.split > 1)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:

@@ -47,7 +47,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
 
     def __init__(self) -> None:
         few, more = self.tiles()
-        self.kernels = (quantize_fp8_groups, *(_kernel(t) for t in (*few, *more) if t in more or t.split == 1))
+        self.kernels = (quantize_fp8_groups, *(_kernel(t) for t in (*few, *more) if t.split == 1))
         gated = (gated_fp8_groups(clamp=False), gated_fp8_groups(clamp=True))
         self.optional_kernels = (*gated, *(_kernel(t) for t in few if t.split > 1))
 

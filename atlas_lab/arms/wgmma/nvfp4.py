@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atlas_lab.arms.copies import can_repack, repacked_nvfp4
-from atlas_lab.arms.wgmma.repacked_tiles import per_sm
+from atlas_lab.arms.wgmma.repacked_tiles import Nvfp4Tile, per_sm
 from atlas_lab.arms.wgmma.tiles import Tile, splitting
 from atlas_lab.arms.wgmma.transposed import FEW, Transposed
 from atlas_lab.core.call import Call, Fields
@@ -33,6 +33,7 @@ class Nvfp4Wgmma(Transposed):
 
     name = "nvfp4_wgmma"
     source = "nvfp4"
+    made = Nvfp4Tile
     run = RUN
     first_on: Sequence[str] = ("sm_90a",)
     narrow: Sequence[int] = (192, 128, 64)
@@ -45,7 +46,7 @@ class Nvfp4Wgmma(Transposed):
 
     def __init__(self) -> None:
         few, more = self.tiles()
-        plain = [t for t in (*few, *more) if t in more or t.split == 1]
+        plain = [t for t in (*few, *more) if t.split == 1]
         ways = ((t, ordered) for t in plain for ordered in (True, False))
         products = (self.kernel(t, ordered) for t, ordered in ways if ordered or _serves_many(t))
         self.kernels = (self.order, clear_flags, *dict.fromkeys(products))

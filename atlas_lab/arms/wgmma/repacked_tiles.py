@@ -17,7 +17,7 @@ SHARED_OF_SM = SHARED_LIMIT + SHARED_RESERVED  # bytes
 ISSUED = 170  # instructions of a warp for a stage
 PRODUCT = 14  # clocks of a product that do not grow with the rows of x: reading operand A
 POWER = 0.1  # of the clocks of what comes from L2 beside products: both draw power
-FEW_ROWS, FEW_STAGES = 64, 4  # of x, and the stages in flight that are best for them: more come later
+FEW_ROWS = 64  # of x, for which a tile may have fewer stages in flight than fit
 ALONE = 650  # clocks of a stage of SPAN whose warps find nothing else to wait beside
 
 
@@ -34,6 +34,8 @@ class RepackedTile(Tile):
     """K of a stage."""
     x_row: ClassVar[int] = 2 * SPAN
     """Bytes of a stage of a row of x; 32 of them are a product's."""
+    of_few: ClassVar[int] = MOST_STAGES
+    """Stages in flight at most, for few rows of x."""
 
     @property
     def w_bytes(self) -> int:
@@ -56,7 +58,7 @@ class RepackedTile(Tile):
     @property
     def stages(self) -> int:
         room = min(SHARED_LIMIT, SHARED_OF_SM // per_sm(self.bm, self.bn) - SHARED_RESERVED)
-        most = MOST_STAGES if self.bm > FEW_ROWS else FEW_STAGES
+        most = MOST_STAGES if self.bm > FEW_ROWS else self.of_few
         return min(most, (room - self.outside) // (self.stage + BARS))
 
     @property
@@ -89,3 +91,10 @@ class RepackedTile(Tile):
 
     def read_clocks(self, n: int, k_bytes: int, target: Target) -> float:
         return n * self.steps(k_bytes) * self.w_bytes / self.bn / (target.sms * read_share(target))
+
+
+@dataclass(frozen=True)
+class Nvfp4Tile(RepackedTile):
+    """That of weights made BF16, which few rows of x are multiplied fastest by with few stages in flight."""
+
+    of_few: ClassVar[int] = 4

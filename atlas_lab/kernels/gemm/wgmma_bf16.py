@@ -43,9 +43,11 @@ def wgmma_bf16(
     Tiles of bm (64 or 128) x bn (a multiple of 8 up to 256) outputs; a cluster takes neighbours, `across` in a row,
     which share their loads of x, and `down` in a column, which share those of W; sums run in ascending K, 16 at a time,
     in FP32. `joined`: three weights and parts of y, alike or the last again, as in `wgmma_joined`. With `split` a
-    cluster of so many blocks cuts the K of one tile instead.
+    cluster of so many blocks cuts the K of one tile of 64 rows instead; raises ValueError for others.
     """
     consumers = bm // GROUP_ROWS
+    if split > 1 and consumers > 1:  # one whose rows all lie past x would not meet the other
+        raise ValueError(f"split: found tiles of {bm} rows of x, expected {GROUP_ROWS}")
     stage = (bm + bn) * ROW
     out_at = stages * stage
     multiply, wait, count = L.wgmma(L.bf16, bn), L.wgmma_wait(bn // 2), bn // 2

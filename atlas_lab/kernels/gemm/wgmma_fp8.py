@@ -69,12 +69,14 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ras
     `wgmma_bf16`; k a multiple of 16.
 
     Sums run over 128 of K in the matrix unit, 32 at a time; each, times the product of both scales, is added in FP32.
-    Raises ValueError for columns that lie in more than two rows of W's grid.
+    Raises ValueError for columns that lie in more than two rows of W's grid, and for 128 rows that are split.
     """
     if grid_rows(bn) > 2:
         raise ValueError(f"wgmma_fp8: found {bn} columns, which lie in {grid_rows(bn)} rows of scales, expected 1 or 2")
     two, ahead = grid_rows(bn) == 2, bn <= MOST_AHEAD
     consumers = bm // GROUP_ROWS
+    if split > 1 and consumers > 1:  # one whose rows all lie past x would not meet the other
+        raise ValueError(f"split: found tiles of {bm} rows of x, expected {GROUP_ROWS}")
     stage = (bm + bn) * ROW
     out_at = stages * stage
     scales_at = out_at + warps_of(bm) * WARP_BYTES

@@ -84,7 +84,7 @@ def split_meeting(warps: int, count: int, split: int, at: int) -> Meeting:
     def add(parts, flags, acc, warp, shares, tile, begin, steps):
         L.cluster_wait()
         shared = L.dynamic_shared(L.u8, 0)
-        L.mbarrier_wait(L.dynamic_shared(L.u64, bar), 0, L.u32(0))
+        L.mbarrier_wait_cluster(L.dynamic_shared(L.u64, bar), 0, L.u32(0))
         for back in L.unroll(1, split):
             here, sums = place(split - 1 - back, warp), ()
             for j in L.unroll(count // CHUNK):

@@ -34,7 +34,7 @@ def shared_tiles(tiles, groups, cut):
 def share(number, steps, groups):
     """Where the share of group `number` begins, in `steps` steps of all tiles that are cut: at a tile's own begin for
     every so many groups, where as many are to each tile."""
-    return L.i32(number * steps // groups)
+    return L.i32(L.u32(number * steps) // L.u32(groups))
 
 
 class Walk(NamedTuple):

@@ -22,6 +22,7 @@ ROW = 128  # bytes of a row of x that lie together: BLOCK of K, swizzled
 BLOCK = ROW // 2
 RUN = 16  # K of a lane in a BLOCK
 BARRIERS = 15  # named ones of a block: as many row tiles at most
+WARPS = 32  # of a block
 
 
 class Straight(NamedTuple):
@@ -31,8 +32,7 @@ class Straight(NamedTuple):
     count, k)`: what is found once of the tile of projection `which` that begins at its row `row` of `count`;
     `load(source, unit, k)`: the lane's `words` of a unit; `spread(words)`: their codes in other registers;
     `use(sums, codes, source, args, of_x, unit)` adds the unit, with `of_x(unit, i)`: the lane's i-th run of each 8 rows
-    of x, as `columns.activations` lays them out. `lift`, then `alpha(args, which)`, are what the sums are multiplied
-    by.
+    of x, as `columns.activations` lays them out; `alpha(args, which)` is what the sums are multiplied by.
     """
 
     span: int
@@ -42,7 +42,6 @@ class Straight(NamedTuple):
     spread: Any
     use: Any
     alpha: Any
-    lift: float = 1.0
 
 
 def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
@@ -51,8 +50,10 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
     `warps` warps. Raises ValueError where a block has no barrier for each."""
     if not 1 <= abreast <= BARRIERS:
         raise ValueError(f"abreast: found {abreast} row tiles a block, expected 1 to {BARRIERS}")
+    if not 1 <= warps * abreast <= WARPS:
+        raise ValueError(f"abreast: found {warps * abreast} warps a block, expected 1 to {WARPS}")
     locate, load, spread, use, four_of = reader.locate, reader.load, reader.spread, reader.use, part_of(4)
-    store = fragment_stored(reader.alpha, reader.lift)
+    store = fragment_stored(reader.alpha)
     span, count = reader.span, reader.words
     mine = warps * columns * FRAGMENT  # bytes of a tile's sums
     bar, block = abreast * mine, 8 * columns * ROW  # block: bytes of BLOCK of K of x
@@ -89,9 +90,16 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
         return source, words
 
     @L.device
-    def end(slot, warp, sums, args, y, row, m, n):
+    def place_of():
+        """The row tile among those of the block, and the warp's number of those that have it."""
+        slot = L.i32(L.warp_id() // warps)
+        return slot, L.i32(L.warp_id() - slot * warps)
+
+    @L.device
+    def end(sums, args, y, row, m, n):
         """The tile's sums are added and stored."""
         shared, lane = L.dynamic_shared(L.u8, 0), L.lane_id()
+        slot, warp = place_of()
         for c in L.unroll(columns):
             L.sts_v4_f32(shared, L.i32(slot * mine + (warp * columns + c) * FRAGMENT + 16 * lane), four_of(sums, c))
         L.barrier_sync(slot + 1, 32 * warps)
@@ -107,8 +115,7 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
 
     @L.device
     def run(args, x, y, m, n, k, first, second, kind, full):
-        slot = L.i32(L.warp_id() // warps)
-        warp = L.i32(L.warp_id() - slot * warps)
+        slot, warp = place_of()
         row, step = L.i32((slot * cuda.gridDim.x + cuda.blockIdx.x) * TILE), L.i32(cuda.gridDim.x * abreast * TILE)
         source, words = first_of(args, row, n, warp, k)
         bars = L.dynamic_shared(L.u64, bar)
@@ -131,7 +138,7 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
                 unit = later
             following = L.i32(row + step)
             source, words = first_of(args, following, n, warp, k)
-            end(slot, warp, sums, args, y, row, m, n)
+            end(sums, args, y, row, m, n)
             row = following
 
     return run

@@ -10,7 +10,6 @@ from atlas_lab.kernels.gemv.columns import (
     first_product,
     part_of,
     product,
-    rows_at,
     rows_of_tile,
     scaled_rows,
 )
@@ -134,15 +133,14 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
     @L.device
     def locate(args, which, row, count, k):
         w, (upper, lower) = one_of(which, args[0], args[2], args[4]), rows_of_tile(row, count)
-        above, below = rows_at(w, upper, lower, k)
-        run = RUN * (L.lane_id() & 3)
-        return (L.offset(above, run), L.offset(below, run), *scales(args, which, row, count))
+        at = L.i64(upper) * k + RUN * (L.lane_id() & 3)
+        return (L.offset(w, at), L.i32((lower - upper) * k), *scales(args, which, row, count))
 
     @L.device
     def load(source, unit, k):
         words = ()
         for h in L.unroll(2):
-            here = L.offset(source[h], L.i32(unit * SPAN))
+            here = L.offset(source[0], L.i32(unit * SPAN + h * source[1]))
             words = words + L.ldg_v4_b32_line(here, 0) + L.ldg_v4_b32_line(here, 64)
         return words
 
@@ -204,9 +202,10 @@ def mma_fp8(
     `first`, `second` (multiples of 128 under block scales), `pair`, `clamp` and `cluster` as in `mma_nvfp4_lanes`.
     Weights become BF16 in registers, exactly; sums over 128 of K are scaled and added. A block has `abreast` tiles at
     once, if that is not 0, each of `warps` warps, and takes more in turn: k is a multiple of 128 then, at most 8192.
+    Raises ValueError where that is asked of anything but a plain product of one tile, a unit in flight a warp.
     """
     if abreast:
-        asked = {"joined": joined, "pair": pair, "clamp": clamp, "not whole": not whole}
+        asked = {"joined": joined, "pair": pair, "clamp": clamp, "not whole": not whole, "more in flight": depth > 1}
         refuse_all_but_plain("abreast", asked, tiles, cluster)
         run = abreast_of(straight_of(columns, scale, by_row), warps, abreast, columns)
     else:

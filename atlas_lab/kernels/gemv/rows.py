@@ -54,7 +54,7 @@ def rows_of_warp(warps: int, rows: int, m: int):
         else:  # every warp by itself: it waits for no other
             for i in L.unroll(rows * m):
                 row = L.i32(first + i // m)
-                if L.lane_id() == i and row < n:
+                if L.lane_id() == i % 32 and row < n:
                     L.stg_bf16(y, L.i32((i % m) * n + row), acc[i])
 
     return begin, end
