@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ def test_bits_are_those_of_weights_through_rings(name: str, form: Form, sms: int
             assert got.out.tobytes() == expected[:m].tobytes()
             (launch,) = got.program.launches
             assert dict(launch.kernel.spec.parameters)["abreast"] == form.abreast
+            assert dict(launch.kernel.spec.parameters)["turns"] == (sms * form.abreast < TILES)
             assert (launch.blocks, launch.block[0]) == (sms, 32 * form.warps * form.abreast)
 
 
@@ -77,14 +79,21 @@ def test_bits_do_not_depend_on_the_order_of_threads_and_copies(name: str) -> Non
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "form"), SHIPPED, ids=str)
 def test_bits_on_a_card_are_those_of_weights_through_rings(name: str, form: Form, device: Device) -> None:
-    """Of the blocks of four SMs, each of which takes row tiles in turn."""
+    """Of the blocks of four SMs, each of which takes row tiles in turn; and of as many as they have at once."""
     if device.name != "cuda":
         pytest.skip("the interpreter's cases are smaller")
     target = replace(device.target, sms=4)
-    n = TILE * 4 * (2 * form.abreast + 1) + 9
-    for m in (1, 8, 9, 16):
+    for m, tiles in product((1, 8, 9, 16), (2 * form.abreast + 1, form.abreast)):
+        n = TILE * 4 * tiles - 7
         apart, got = (ran(name, f, m, n, 40, device, target).out for f in (plain(form), form))
         assert got.tobytes() == apart.tobytes()
+
+
+@pytest.mark.parametrize(("name", "form"), SHIPPED, ids=str)
+def test_x_of_sixteen_rows_leaves_most_of_an_sms_memory_to_l1_where_no_tiles_follow(name: str, form: Form) -> None:
+    """164 KB are what a card can give to blocks and leave 92 to L1; a kilobyte of each block is the system's."""
+    arm, one = ARMS[name], ARMS[name]._launched(form, 16)
+    assert arm._shared(one._replace(turns=False), 5120) <= 163 * 1024 < arm._shared(one, 5120)
 
 
 @pytest.mark.parametrize(("name", "form"), SHIPPED, ids=str)

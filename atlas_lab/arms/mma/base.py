@@ -87,7 +87,8 @@ class Mma(Arm):
             for form in self._served(whole=variant.get("whole", True)):
                 for m in (1, NARROW + 1):
                     for way in ways:
-                        yield self._kernel(form, m, variant, way)
+                        for turns in (True, False) if form.abreast and not way else (True,):
+                            yield self._kernel(form, m, variant, way, turns)
 
     def _served(self, *, whole: bool) -> Sequence[Form]:
         """Those that serve; where K is not in whole units, the first. Where projections border on each other it is two
@@ -96,8 +97,9 @@ class Mma(Arm):
         served = ending if self.joined else self.forms
         return served if whole else served[:1]
 
-    def _kernel(self, form: Form, m: int, variant: Mapping[str, Any], way: str) -> Kernel:
-        """`way` is empty, or one of PAIRS or GATES, each after `dependent` where the kernel waits."""
+    def _kernel(self, form: Form, m: int, variant: Mapping[str, Any], way: str, turns: bool = True) -> Kernel:
+        """`way` is empty, or one of PAIRS or GATES, each after `dependent` where the kernel waits; `turns` as in
+        `Launched`."""
         pair, gate = "pair" in way, "gate" in way
         one = self._launched(form, m, way)
         apart = self.pair_apart if pair else self.apart if self.joined else 0
@@ -113,6 +115,7 @@ class Mma(Arm):
             blocks=_resident(cap, one.own),
             cluster=one.cluster,
             **{name: n for name, n in (("kept", one.kept), ("abreast", one.abreast)) if n},
+            **({"turns": False} if one.abreast and not turns else {}),
             **{name: True for name, value in more.items() if value},
             **variant,
         )
@@ -153,7 +156,7 @@ class Mma(Arm):
     def _shared(self, one: Launched, k: int) -> int:
         """Dynamic shared memory of a block, bytes: the warps' rings, then their sums in its place."""
         if one.abreast:
-            return abreast_bytes(one.warps, one.abreast, one.columns, k)
+            return abreast_bytes(one.warps, one.abreast, one.columns, k, one.turns)
         ring = one.depth * one.tiles * self.unit
         if one.kept:
             return kept_bytes(one.warps, one.depth, one.columns, self.unit, one.cluster)
@@ -228,8 +231,9 @@ class Mma(Arm):
         limit = c.epilogue.limit if pair else c.prologue_limit
         way = ("dependent " if c.dependent else "") + ("pair" if pair else "gate" if gate else "")
         way += " clamp" if limit else ""
-        kernel = self._kernel(form, c.m, self.variant(w, key, c), way)
         one = self._launched(form, c.m, way)
+        one = one._replace(turns=-(-c.n // TILE) > one.abreast * c.context.target.sms)
+        kernel = self._kernel(form, c.m, self.variant(w, key, c), way, one.turns)
         # of a pair c.n counts both, and y has as many columns as either
         n = c.n // 2 if pair else c.n
         weights = [self.operands(f) for f in c.weights.values()]

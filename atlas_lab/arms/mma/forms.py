@@ -49,7 +49,8 @@ class Form(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """What of a form serves a call: `warps` over the blocks of a `cluster`."""
+    """What of a form serves a call: `warps` over the blocks of a `cluster`. `turns`: whether blocks take more row tiles
+    than they have abreast, one after the other."""
 
     warps: int
     depth: int
@@ -58,6 +59,7 @@ class Launched(NamedTuple):
     cluster: int
     kept: int = 0
     abreast: int = 0
+    turns: bool = True
 
     @property
     def own(self) -> int:

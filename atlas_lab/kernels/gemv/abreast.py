@@ -4,7 +4,8 @@ An SM has one block, whose warps have all row tiles of the SM at once where the 
 tile, which take its units of K in turn as in `stream` and whose sums are added in their order: the same bits. A warp
 has one unit on its way, and asks for the next as soon as the codes of the last are in other registers. The copy engine
 brings the rows of x while the first weights are on their way, CHUNK of K after CHUNK, and a warp waits only for the
-chunk that its unit is of.
+chunk that its unit is of. Where no row tiles follow in turn, sums meet where x was: what is left of an SM's memory is
+L1, through which the weights come, and at K = 5120 of 16 rows 160 KB leave 92 KB of it, 164 KB only 60.
 
 x lies in shared memory as the copy engine swizzles it: BLOCK of K of all rows, then the next, the 16-byte chunk c of
 row r where c ^ (r % 8) would be. Eight lanes that load at once, of two rows, meet each bank once. Rows past m are zero.
@@ -44,10 +45,10 @@ class Straight(NamedTuple):
     alpha: Any
 
 
-def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
+def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, turns: bool):
     """A device function as `stream.stream` returns, of one projection and K a multiple of `span`, at most
     `CHUNK·CHUNKS`; its x is a map of boxes of CHUNK of K of 8·columns rows, BLOCK after BLOCK. `abreast` row tiles of
-    `warps` warps. Raises ValueError where a block has no barrier for each."""
+    `warps` warps, and with `turns` more that follow. Raises ValueError where a block has no barrier for each."""
     if not 1 <= abreast <= BARRIERS:
         raise ValueError(f"abreast: found {abreast} row tiles a block, expected 1 to {BARRIERS}")
     if not 1 <= warps * abreast <= WARPS:
@@ -56,8 +57,9 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
     store = fragment_stored(reader.alpha)
     span, count = reader.span, reader.words
     mine = warps * columns * FRAGMENT  # bytes of a tile's sums
-    bar, block = abreast * mine, 8 * columns * ROW  # block: bytes of BLOCK of K of x
-    x_at = _x_at(warps, abreast, columns)
+    bar, block = abreast * mine if turns else 0, 8 * columns * ROW  # block: bytes of BLOCK of K of x
+    x_at = _x_at(bar)
+    sums_at = 0 if turns else x_at
 
     @L.device
     def bring(x, k):
@@ -90,6 +92,19 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
         return source, words
 
     @L.device
+    def tile(source, words, args, bars, warp, units, k):
+        """The warp's sums of a row tile, of whose first unit it has the words."""
+        sums, unit = L.zeros(4 * columns), warp
+        while unit < units:
+            codes = spread(words)
+            later = L.i32(unit + warps)
+            words = load(source, later if later < units else unit, k)  # whatever happens: no branch holds it up
+            L.mbarrier_wait(bars, L.i32(unit * span // CHUNK), L.u32(0))
+            sums = use(sums, codes, source, args, of_x, unit)
+            unit = later
+        return sums
+
+    @L.device
     def place_of():
         """The row tile among those of the block, and the warp's number of those that have it."""
         slot = L.i32(L.warp_id() // warps)
@@ -98,7 +113,7 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
     @L.device
     def end(sums, args, y, row, m, n):
         """The tile's sums are added and stored."""
-        shared, lane = L.dynamic_shared(L.u8, 0), L.lane_id()
+        shared, lane = L.dynamic_shared(L.u8, sums_at), L.lane_id()
         slot, warp = place_of()
         for c in L.unroll(columns):
             L.sts_v4_f32(shared, L.i32(slot * mine + (warp * columns + c) * FRAGMENT + 16 * lane), four_of(sums, c))
@@ -111,7 +126,8 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
                 out = added(out, L.lds_v4_f32(shared, at + w * columns * FRAGMENT))
             store(y, out, args, 0, L.i32(8 * c), row, n - row, m, n)
             c = L.i32(c + warps)
-        L.barrier_sync(slot + 1, 32 * warps)  # the next tile's sums lie in the same place
+        if turns:
+            L.barrier_sync(slot + 1, 32 * warps)  # the next tile's sums lie in the same place
 
     @L.device
     def run(args, x, y, m, n, k, first, second, kind, full):
@@ -127,19 +143,18 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int):
         if cuda.threadIdx.x == 0:
             bring(x, k)
         units = L.i32(k // span)
-        while row < n:
-            sums, unit = L.zeros(4 * columns), warp
-            while unit < units:
-                codes = spread(words)
-                later = L.i32(unit + warps)
-                words = load(source, later if later < units else unit, k)  # whatever happens: no branch holds it up
-                L.mbarrier_wait(bars, L.i32(unit * span // CHUNK), L.u32(0))
-                sums = use(sums, codes, source, args, of_x, unit)
-                unit = later
-            following = L.i32(row + step)
-            source, words = first_of(args, following, n, warp, k)
-            end(sums, args, y, row, m, n)
-            row = following
+        if turns:
+            while row < n:
+                sums = tile(source, words, args, bars, warp, units, k)
+                following = L.i32(row + step)
+                source, words = first_of(args, following, n, warp, k)
+                end(sums, args, y, row, m, n)
+                row = following
+        else:
+            sums = tile(source, words, args, bars, warp, units if row < n else L.i32(0), k)
+            cuda.syncthreads()  # nobody reads x any more
+            if row < n:
+                end(sums, args, y, row, m, n)
 
     return run
 
@@ -152,11 +167,12 @@ def refuse_all_but_plain(what: str, asked: Mapping[str, bool], tiles: int, clust
         raise ValueError(f"{what}: found {', '.join(found)}, expected a plain product, 1 tile, 1 block")
 
 
-def _x_at(warps: int, abreast: int, columns: int) -> int:
-    """Where x begins in shared memory, behind sums and mbarriers: at a whole repeat of its swizzle."""
-    return -(-(abreast * warps * columns * FRAGMENT + 8 * CHUNKS) // (8 * ROW)) * 8 * ROW
+def _x_at(bar: int) -> int:
+    """Where x begins in shared memory, behind the mbarriers from byte `bar` on: at a whole repeat of its swizzle."""
+    return -(-(bar + 8 * CHUNKS) // (8 * ROW)) * 8 * ROW
 
 
-def abreast_bytes(warps: int, abreast: int, columns: int, k: int) -> int:
+def abreast_bytes(warps: int, abreast: int, columns: int, k: int, turns: bool) -> int:
     """Dynamic shared memory of a block, bytes."""
-    return _x_at(warps, abreast, columns) + -(-k // CHUNK) * CHUNK // BLOCK * 8 * columns * ROW
+    sums, x = abreast * warps * columns * FRAGMENT, -(-k // CHUNK) * CHUNK // BLOCK * 8 * columns * ROW
+    return _x_at(sums) + x if turns else _x_at(0) + max(sums, x)

@@ -193,6 +193,7 @@ def mma_fp8(
     clamp: bool = False,
     cluster: int = 1,
     abreast: int = 0,
+    turns: bool = True,
 ):
     """W E4M3 `[n_i, k]` of up to three projections with their scales, F32 or BF16; x BF16 `[m, k]`, y BF16
     `[m, n]`; m at most 8·columns, k a multiple of 16, of 128 if `whole`.
@@ -201,13 +202,14 @@ def mma_fp8(
     and 1 for one scale a block of 128x128, 0 and 0 for one of the whole tensor; `by_row` reads one a row instead.
     `first`, `second` (multiples of 128 under block scales), `pair`, `clamp` and `cluster` as in `mma_nvfp4_lanes`.
     Weights become BF16 in registers, exactly; sums over 128 of K are scaled and added. A block has `abreast` tiles at
-    once, if that is not 0, each of `warps` warps, and takes more in turn: k is a multiple of 128 then, at most 8192.
+    once, if that is not 0, each of `warps` warps, and takes more in turn if `turns`: k is a multiple of 128 then, at
+    most 8192.
     Raises ValueError where that is asked of anything but a plain product of one tile, a unit in flight a warp.
     """
     if abreast:
         asked = {"joined": joined, "pair": pair, "clamp": clamp, "not whole": not whole, "more in flight": depth > 1}
         refuse_all_but_plain("abreast", asked, tiles, cluster)
-        run = abreast_of(straight_of(columns, scale, by_row), warps, abreast, columns)
+        run = abreast_of(straight_of(columns, scale, by_row), warps, abreast, columns, turns)
     else:
         reader = reader_of(tiles, columns, whole, scale, by_row)
         run = stream(reader, warps, depth, tiles, columns, joined, pair, clamp=clamp, cluster=cluster)
