@@ -52,7 +52,7 @@ def test_the_large_tile_where_it_gives_every_multiprocessor_one() -> None:
     assert found == {(200, 200): (128, True), (200, 99): (64, False), (64, 400): (64, True), (129, 130): (128, True)}
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.0123])
+@pytest.mark.parametrize("scale", [pytest.param(0.0, marks=pytest.mark.full), 0.0123])
 def test_the_same_numbers_as_on_hopper(scale: float, monkeypatch) -> None:
     """Within what either may lose in its sums, with and without a tensor scale of activations."""
     if scale:

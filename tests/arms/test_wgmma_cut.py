@@ -36,8 +36,8 @@ FULL = pytest.mark.full
 WAYS = pytest.mark.parametrize(
     "name",
     [
-        *("bf16_wgmma", "nvfp4_wgmma"),
-        *(pytest.param("fp8_wgmma_w8a8", marks=FULL), pytest.param("fp8_wgmma", marks=FULL)),
+        "bf16_wgmma",
+        *(pytest.param(name, marks=FULL) for name in ("nvfp4_wgmma", "fp8_wgmma_w8a8", "fp8_wgmma")),
     ],
 )
 
