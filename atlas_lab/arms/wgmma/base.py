@@ -51,6 +51,11 @@ class OnWarpgroups(Arm):
         few = [self._tile(NARROW, bn, split=split) for bn, split in self.few]
         return few, [self._tile(WIDE, *form) for form in self.wide]
 
+    def whole_and_split(self) -> tuple[list[Tile], list[Tile]]:
+        """All tiles: those whose K no cluster splits, and those whose K one does."""
+        few, more = self.tiles()
+        return [t for t in (*few, *more) if t.split == 1], [t for t in few if t.split > 1]
+
     @property
     def few(self) -> list[tuple[int, int]]:
         """Columns of the tiles for M up to 64, and the blocks that split their K: those of one block first."""

@@ -33,9 +33,9 @@ class Bf16Wgmma(OnWarpgroups):
     reduction_class = ReductionClass("wgmma.m64k16.bf16", "ascending K, in parts by M, N, K, target")
 
     def __init__(self) -> None:
-        few, more = self.tiles()
-        self.kernels = (clear_flags, *(self.kernel(t) for t in (*few, *more) if t.split == 1))
-        self.optional_kernels = tuple(self.kernel(t) for t in few if t.split > 1)
+        whole, split = self.whole_and_split()
+        self.kernels = (clear_flags, *map(self.kernel, whole))
+        self.optional_kernels = tuple(map(self.kernel, split))
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "bf16")

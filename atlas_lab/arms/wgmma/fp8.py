@@ -46,10 +46,10 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     prologues = PROLOGUES
 
     def __init__(self) -> None:
-        few, more = self.tiles()
-        self.kernels = (quantize_fp8_groups, *(_kernel(t) for t in (*few, *more) if t.split == 1))
+        whole, split = self.whole_and_split()
+        self.kernels = (quantize_fp8_groups, *map(_kernel, whole))
         gated = (gated_fp8_groups(clamp=False), gated_fp8_groups(clamp=True))
-        self.optional_kernels = (*gated, *(_kernel(t) for t in few if t.split > 1))
+        self.optional_kernels = (*gated, *map(_kernel, split))
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "e4m3") and OverFp8.eligible(self, p, ctx)

@@ -45,12 +45,11 @@ class Nvfp4Wgmma(Transposed):
     reduction_class = ReductionClass("wgmma.m64k16.bf16", "each 64 of K by M, in parts by M, N, K, target")
 
     def __init__(self) -> None:
-        few, more = self.tiles()
-        plain = [t for t in (*few, *more) if t.split == 1]
-        ways = ((t, ordered) for t in plain for ordered in (True, False))
+        whole, split = self.whole_and_split()
+        ways = ((t, ordered) for t in whole for ordered in (True, False))
         products = (self.kernel(t, ordered) for t, ordered in ways if ordered or _serves_many(t))
         self.kernels = (self.order, clear_flags, *dict.fromkeys(products))
-        self.optional_kernels = tuple(self.kernel(t, True) for t in few if t.split > 1)
+        self.optional_kernels = tuple(self.kernel(t, True) for t in split)
 
     def _of_many(self, c: Call) -> list[Tile]:
         return [t for t in self.tiles()[1] if c.m <= ORDERED or _serves_many(t)]

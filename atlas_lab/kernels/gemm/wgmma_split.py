@@ -13,6 +13,7 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.tile import tile_at
 from atlas_lab.kernels.gemm.wgmma_parts import CHUNK, Meeting, meeting
 from atlas_lab.kernels.gemm.wgmma_walk import Walk, share, walk
+from atlas_lab.kernels.gemv.columns import part_of
 from atlas_lab.kernels.lang import cuda
 
 CHUNK_BYTES = 32 * 4 * CHUNK  # of a warp
@@ -53,7 +54,7 @@ def split_walk(bm: int, bn: int, split: int) -> Walk:
 @functools.cache
 def split_meeting(warps: int, count: int, split: int, at: int) -> Meeting:
     """As `meeting`, with memory from byte `at` of each block on, a multiple of 16."""
-    own = warps * count // CHUNK * CHUNK_BYTES
+    own, chunk_of = warps * count // CHUNK * CHUNK_BYTES, part_of(CHUNK)
     bar = at + (split - 1) * own
 
     @L.device
@@ -77,8 +78,7 @@ def split_meeting(warps: int, count: int, split: int, at: int) -> Meeting:
         to, signal = L.mapa(shared, L.u32(split - 1)), L.mapa(bars, L.u32(split - 1))
         here = place(L.i32(L.cluster_rank()), warp)
         for j in L.unroll(count // CHUNK):
-            some = (acc[CHUNK * j], acc[CHUNK * j + 1], acc[CHUNK * j + 2], acc[CHUNK * j + 3])
-            L.st_async_v4_f32(to, here + CHUNK_BYTES * j, some, signal, 0)
+            L.st_async_v4_f32(to, here + CHUNK_BYTES * j, chunk_of(acc, j), signal, 0)
 
     @L.device
     def add(parts, flags, acc, warp, shares, tile, begin, steps):

@@ -13,7 +13,7 @@ import functools
 from typing import Any, NamedTuple
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemv.columns import FRAGMENT, TILE, added, fragment_stored
+from atlas_lab.kernels.gemv.columns import FRAGMENT, TILE, added, fragment_stored, part_of
 from atlas_lab.kernels.lang import cuda
 
 CLUSTERS = (1, 2, 4, 8)  # blocks
@@ -56,7 +56,7 @@ def cluster_of(
         raise ValueError(f"cluster: found {warps} warps over {blocks} blocks, expected 2, 4 or 8 that divide them")
     if pair:
         raise ValueError(f"cluster: found a pair over {blocks} blocks, expected one block")
-    own, fragments = warps // blocks, tiles * columns
+    own, fragments, four_of = warps // blocks, tiles * columns, part_of(4)
     mail, letters = own * ring, _letters(blocks, columns, tiles)
     bar, out = mail + own * (blocks - 1) * letters * FRAGMENT, fragment_stored(alpha, lift)
 
@@ -96,7 +96,7 @@ def cluster_of(
         warp, lane = L.warp_id(), L.lane_id()
         for f in L.unroll(fragments):
             reader, letter = f % blocks, f // blocks
-            mine = (sums[4 * f], sums[4 * f + 1], sums[4 * f + 2], sums[4 * f + 3])
+            mine = four_of(sums, f)
             if rank == reader:
                 L.sts_v4_f32(shared, warp * ring + FRAGMENT * letter + 16 * lane, mine)
             else:
