@@ -17,13 +17,12 @@ from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Epilogue, Operand
 from atlas_lab.core.context import Context
 from atlas_lab.core.launch import Launch, Program
-from atlas_lab.core.program import PlanError, program_of, projection_call
+from atlas_lab.core.program import PlanError, program_of, projection_call, settled
 from atlas_lab.core.projection import Projection, label_of
 from atlas_lab.core.route import Assignment, Route
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.kernels.activation.gated import KINDS, kind_of
 from atlas_lab.kernels.activation.product import THREADS, VECTOR, gated_product
-from atlas_lab.kernels.lang import grid_wait
 
 FFN = "ffn"
 GATE, UP, DOWN = "ffn.gate", "ffn.up", "ffn.down"
@@ -40,7 +39,7 @@ def ffn_program(
     `/g` and `/u` `[m, i]`; with the product in down's input there is no `/h`.
 
     The lever `gated` says where the product is computed; where an arm does not serve that, a launch of its own does
-    it. The lever `pdl` makes all launches dependent whose arms have such a form, on targets that run it.
+    it.
 
     Raises PlanError where the shapes, the activation or its limit are no gated block's, and as `program_of`; RouteError
     where nothing serves a role for `m` rows.
@@ -92,7 +91,6 @@ class _Block:
         self.activation, self.limit = self.context.dims.activation, self.context.dims.activation_limit
         if not 0 <= self.limit < inf:
             raise PlanError(f"{self.label}: found an activation limit of {self.limit}, expected 0 for none or more")
-        self.waits = self.context.levers.pdl and self.context.target.meets(grid_wait.needs)
         *first, self.second = served(self.gate_up, self.down, self.m)
         self.first = tuple(first)
 
@@ -174,16 +172,12 @@ class _Block:
     ) -> None:
         """The launches of one call of an arm."""
         arm = self.arms[a.arm]
-        if self.waits and not arm.dependent:
-            roles = " and ".join(a.roles)
-            self.said.append(f"{self.label} M={self.m}: pdl: arm {arm.name} has no dependent launches for {roles}")
         call = replace(
             projection_call(self._members(a), a, self.m, self.context, epilogue),
             x=Operand(x),
             y=Operand(y),
             prologue=self.activation if prologue else "",
             prologue_limit=self.limit if prologue else 0.0,
-            dependent=self.waits and arm.dependent,
         )
         made = program_of(arm, call)
         self.parts.append(made)
@@ -198,11 +192,11 @@ class _Block:
         i = self.width
         vector = i % VECTOR == 0
         rows = tuple(t.strides[0] if t.strides else i for t in (g, u))
-        return Launch(
-            gated_product(vector=vector, dependent=self.waits, clamp=self.limit > 0),
+        launch = Launch(
+            gated_product(vector=vector, clamp=self.limit > 0),
             grid=(self.m, -(-i // (THREADS * (VECTOR if vector else 1)))),
             block=THREADS,
             args=(g, u, h, i, *rows, kind_of(self.activation, self.limit)),
-            pdl=self.waits,
             label="gated product",
         )
+        return settled(launch, self.context)

@@ -49,8 +49,6 @@ class Arm:
     prologues: Sequence[str] = ()
     """Activations whose gated product the kernels compute as they read x (`Call.prologue`); and `limit` where they
     clamp what goes into it."""
-    dependent: bool = False
-    """Whether `lower` honours `Call.dependent`: launches with `pdl`, of kernels that wait (`grid_wait`)."""
     optional_kernels: Sequence[Kernel] = ()
     """More kernels that `lower` may launch, for calls that ask for more than a product and for settings that not all
     cards have; the arm may serve cards that lack what they need."""

@@ -84,7 +84,7 @@ class Call:
 
     An epilogue with an activation halves y: `[M, N/2]`, of the gated product of its first half of columns with its
     second. With `prologue` (`silu`, `gelu_tanh`) x is `[M, 2K]`, and what is multiplied the gated product of its
-    halves, clamped as an epilogue's are where `prologue_limit` is above 0. `dependent` asks for launches with `pdl`.
+    halves, clamped as an epilogue's are where `prologue_limit` is above 0.
     """
 
     roles: tuple[str, ...]
@@ -99,5 +99,4 @@ class Call:
     scratch: Mapping[str, Tensor] = field(default_factory=dict)
     prologue: str = ""
     prologue_limit: float = 0.0
-    dependent: bool = False
     counts: tuple[int, ...] = ()

@@ -11,7 +11,7 @@ from atlas_lab.core.call import Operand
 from atlas_lab.core.target import PIPES
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.tensor_map import TensorMap
-from atlas_lab.kernels.lang import Kernel, Scalar, grid_wait
+from atlas_lab.kernels.lang import WAITS, Kernel, Scalar
 from atlas_lab.kernels.lang.types import FloatScalar
 
 GRID_LIMITS = ((1 << 31) - 1, 65535, 65535)  # blocks by dimension
@@ -47,7 +47,8 @@ class Launch:
 
     An `Operand` among the arguments stands for its values. `pipe` is the math unit that does the work (`fma`,
     `mma_bf16`, …) and `flops` how much, for the roofline. `pdl` lets it start before the launch before it in the
-    stream is over, which is that of another program for the first of one; its kernel must wait (`grid_wait`).
+    stream is over, which is that of another program for the first of one; its kernel must wait (`grid_wait`). None: in
+    a program that is planned, wherever the kernel does, the target can and the lever `pdl` is on; else not.
     `quantizes`: it makes the quantized operand of x that launches after it multiply, which peers get made. Raises
     LaunchError where counts, dtypes or kinds do not fit the kernel's annotations.
     """
@@ -61,7 +62,7 @@ class Launch:
     flops: int = 0
     pipe: str = "fma"
     cooperative: bool = False
-    pdl: bool = False
+    pdl: bool | None = None
     quantizes: bool = False
     label: str = ""
 
@@ -98,7 +99,7 @@ class Launch:
             raise LaunchError(f"launch of {name}: found {self.shared} bytes of shared memory, expected 0 or more")
         if self.pipe not in PIPES:
             raise LaunchError(f"launch of {name}: found pipe {self.pipe!r}, expected one of {', '.join(PIPES)}")
-        if self.pdl and grid_wait not in self.kernel.ops:
+        if self.pdl and not self.waits:
             raise LaunchError(f"launch of {name}: a dependent launch of a kernel without grid_wait would race")
         bounds = self.kernel.launch_bounds
         most = bounds[0] if isinstance(bounds, tuple) else bounds
@@ -111,6 +112,11 @@ class Launch:
             raise LaunchError(f"launch of {name}: found cluster {cluster}, expected 1 to {CLUSTER_LIMIT} blocks")
         if any(g % c for g, c in zip(dims(self.grid), cluster, strict=True)):
             raise LaunchError(f"launch of {name}: found grid {self.grid}, expected a multiple of cluster {cluster}")
+
+    @property
+    def waits(self) -> bool:
+        """Whether its kernel waits for the launches before it, and so may be dependent."""
+        return not WAITS.isdisjoint(self.kernel.ops)
 
     @property
     def threads(self) -> int:

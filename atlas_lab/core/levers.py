@@ -27,14 +27,14 @@ class Levers:
     row_invariant: keeps decode and every verification width (M up to 16) in one reduction class, where one serves them.
     gated: where a feed-forward block computes activation(gate)·up: in the epilogue of gate and up, in a launch of its
         own, or in down's input.
-    pdl: launches of a block start before those before them are over, where the target can (sm_90).
+    pdl: launches whose kernels wait for those before them start before those are over, where the target can (sm_90).
     """
 
     stream_weights: bool = False
     graph: bool = True
     row_invariant: bool = True
     gated: str = "epilogue"
-    pdl: bool = False
+    pdl: bool = True
     origins: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def origin(self, name: str) -> str:

@@ -13,6 +13,7 @@ from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.projection import Projection, label_of
 from atlas_lab.core.route import Assignment
 from atlas_lab.core.tensor import Tensor
+from atlas_lab.kernels.lang import DEPENDENT
 
 
 class PlanError(ValueError):
@@ -57,7 +58,15 @@ def _launches(arm: Arm, call: Call) -> tuple[Launch, ...]:
             if not call.context.target.meets(x.kernel.needs):
                 target = call.context.target.name
                 raise PlanError(f"{label} launches {x.kernel.spec}, which needs {x.kernel.needs}, found {target}")
-    return launches
+    return tuple(settled(x, call.context) for x in launches)
+
+
+def settled(x: Launch, context: Context) -> Launch:
+    """The launch, dependent or not: where it leaves that open it is if its kernel waits, the target can and the lever
+    `pdl` is on."""
+    if x.pdl is not None:
+        return x
+    return replace(x, pdl=context.levers.pdl and x.waits and context.target.meets(DEPENDENT))
 
 
 def _scratch(arm: Arm, call: Call) -> dict[str, Tensor]:
@@ -72,8 +81,8 @@ def program_of(arm: Arm, call: Call) -> Program:
     """The program of one call.
 
     Raises PlanError where the arm serves other row counts, reads activations in another format than the call's, does
-    not fuse a prologue or a part of the epilogue that is asked for, has no dependent launches where they are, or lowers
-    to something else than launches of its kernels.
+    not fuse a prologue or a part of the epilogue that is asked for, or lowers to something else than launches of its
+    kernels.
     """
     if call.m not in arm.rows:
         raise PlanError(f"{call.x.data.name}: arm {arm.name} serves M {arm.rows}, found M={call.m}")
@@ -88,8 +97,6 @@ def program_of(arm: Arm, call: Call) -> Program:
     if call.prologue_limit and "limit" not in arm.prologues:
         said = f"arm {arm.name} does not clamp what goes into its gated product"
         raise PlanError(f"{call.x.data.name}: {said}, found a limit of {call.prologue_limit:g}, expected none")
-    if call.dependent and not arm.dependent:
-        raise PlanError(f"{call.y.data.name}: arm {arm.name} has no dependent launches")
     scratch = _scratch(arm, call)
     call = replace(call, scratch=scratch)
     weights = dict.fromkeys(t for fields in call.weights.values() for t in fields.values())

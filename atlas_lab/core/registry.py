@@ -277,7 +277,6 @@ def validate(arm: Arm) -> None:
     for name in ("epilogues", "prologues"):
         expect(name, all_are(name, str), "a tuple of names")
     expect("optional_kernels", all_are("optional_kernels", Kernel), "a tuple of kernels")
-    expect("dependent", isinstance(arm.dependent, bool), "True or False")
     says = arm.quantized is None or (callable(arm.quantized) and arm.reference is None)
     expect("quantized", says, "a method of an arm without `reference`")
     for method in ("eligible", "finalize", "lower", "scratch", "settings"):

@@ -25,7 +25,6 @@ from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.plan import plan_variant
 from atlas_lab.formats.base import Format
 from atlas_lab.kernels.activation.gated import KINDS
-from atlas_lab.kernels.lang import grid_wait
 from atlas_lab.kernels.lang.compile import Compiled
 
 ROWS = (1, 16, 64, 4096)
@@ -63,8 +62,7 @@ class Run:
 
 def launches(registry: Registry, arm: Arm, target: Target, n: int, k: int, rows: Sequence[int]) -> list[Run]:
     """The launches of an arm on a weight `[n, k]` for these row counts (those it serves), those with a gated product in
-    its epilogue or its input, with clamped inputs and without, where it fuses that, and the dependent ones where it has
-    any and the target runs them; equal kernels once.
+    its epilogue or its input, with clamped inputs and without, where it fuses that; equal kernels once.
 
     Raises ConfigError where the arm refuses the shape or serves none of the rows.
     """
@@ -83,14 +81,14 @@ def launches(registry: Registry, arm: Arm, target: Target, n: int, k: int, rows:
     found: dict[tuple[object, ...], list[int]] = {}
     first: dict[tuple[object, ...], Launch] = {}
     for step in plan.steps:
-        for x in (x for c in _calls(arm, step.call, target) for x in program_of(arm, c).launches):
+        for x in (x for c in _calls(arm, step.call) for x in program_of(arm, c).launches):
             key = (x.kernel, x.block, x.shared)
             first.setdefault(key, x)
             found.setdefault(key, []).append(step.m)
     return [Run(first[key], tuple(dict.fromkeys(ms))) for key, ms in found.items()]
 
 
-def _calls(arm: Arm, plain: Call, target: Target) -> list[Call]:
+def _calls(arm: Arm, plain: Call) -> list[Call]:
     """A call, and what else the arm can be asked for instead."""
     out, limits = [plain], (0.0, LIMIT)
     m, n, k = plain.m, plain.n, plain.k
@@ -102,8 +100,6 @@ def _calls(arm: Arm, plain: Call, target: Target) -> list[Call]:
         x = Operand(Tensor(plain.x.data.dtype, (m, 2 * k), plain.x.data.name))
         made_of = [limit for limit in limits if not limit or "limit" in arm.prologues]
         out += [replace(plain, x=x, prologue=KINDS[0], prologue_limit=limit) for limit in made_of]
-    if arm.dependent and target.meets(grid_wait.needs):
-        out += [replace(c, dependent=True) for c in out]
     return out
 
 

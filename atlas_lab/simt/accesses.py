@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from greenlet import greenlet
 
-from atlas_lab.kernels.lang.types import Pointer, Scalar
+from atlas_lab.kernels.lang.types import READ_ONLY, Pointer, Scalar
 from atlas_lab.simt.clocks import Knowledge, merge
 from atlas_lab.simt.errors import Coordinates, Misaligned, OutOfBounds, ReadOnlyWrite, SimtError, StepLimit
 from atlas_lab.simt.memory import ITEM, LAYOUTS, Layout, Memory, layout
@@ -140,7 +140,8 @@ class Accesses:
         m: Memory = p.buffer
         at = p.offset + index * ITEM[p.dtype]
         width = form.width
-        if at < 0 or at + width > m.size or at & (width - 1) or width > m.align or p.mode == "in" or self._left < 0:
+        wrong = at < 0 or at + width > m.size or at & (width - 1) or width > m.align or self._left < 0
+        if wrong or p.mode in READ_ONLY:
             self._locate_write(p, index, width)
         if m.watched:
             if m.shadow is not None:
@@ -185,7 +186,7 @@ class Accesses:
         return at
 
     def _locate_write(self, p: Pointer, index: int, width: int) -> int:
-        if p.mode == "in":
+        if p.mode in READ_ONLY:
             raise self.error(
                 ReadOnlyWrite, f"write of element {index} through a pointer declared In to {p.buffer}", memory=p.buffer
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atlas_lab.kernels.lang.types import Pointer
+from atlas_lab.kernels.lang.types import READ_ONLY, Pointer
 from atlas_lab.simt.errors import AsyncError, Coordinates, ReadOnlyWrite, Unfenced
 from atlas_lab.simt.mbarrier import CopyAccess, Incoming, Mbarrier, StoreAccess
 from atlas_lab.simt.proxies import check_proxy
@@ -168,7 +168,7 @@ class Asynchronous(Synchronising):
     def _copy_out(self, target: Pointer, box: Box | Line, source: Memory, at: int, swizzle: int) -> None:
         """Issue a store: its source may not be written, nor its destination used, until it is waited for."""
         memory: Memory = target.buffer
-        if target.mode == "in":
+        if target.mode in READ_ONLY:
             raise self.error(ReadOnlyWrite, f"bulk store through a pointer declared In to {memory}", memory=memory)
         chunks = places(at, box.size, swizzle)
         site = self.site()

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from atlas_lab.kernels.lang.dependent import WAITED
 from atlas_lab.kernels.lang.op import Effect
 from atlas_lab.simt.errors import SimtError, Unwaited
 from atlas_lab.simt.shadow import Access, Shadow
@@ -90,12 +91,12 @@ class Guard(Shadow):
             if s.writes and at < s.end and at + width > s.start:
                 self._check(thread, at, width, access, s, "read")
                 op = operation_of(sys._getframe(1))
-                if op is not None and op.effect is Effect.PURE:
+                if op is not None and op.effect is Effect.PURE and op.operands[0] != WAITED:
                     raise thread.error(
                         Unwaited,
                         f"{op.name} reads bytes [{at}, {at + width}) of {self.memory}, which kernel {s.kernel} of a "
-                        "launch before writes: found a pure load, which may move above grid_wait, expected ld_in_… or "
-                        "another that stays",
+                        "launch before writes: found a pure load, which may move above grid_wait, expected "
+                        "ld_waited_…, ld_in_… or another that stays",
                         memory=self.memory,
                         access=access,
                     )

@@ -91,9 +91,7 @@ def test_kernels_of_several_projections_that_wait_and_gate_have_the_same_bits() 
     stored = [Buffer.of(f"{i}", a) for w in weights for i, a in (("w", w), ("g", scale))]
     outs = []
     for cluster, shared in ((1, warps * depth * UNIT), (2, cluster_bytes(2, warps, 1, 1, depth * UNIT))):
-        kernel = mma_nvfp4_lanes(
-            warps=warps, depth=depth, joined=True, gate=True, dependent=True, blocks=1, cluster=cluster
-        )
+        kernel = mma_nvfp4_lanes(warps=warps, depth=depth, joined=True, gate=True, blocks=1, cluster=cluster)
         y = Buffer("y", 2 * m * n)
         args = (*stored, Buffer.of("x", x), y, m, n, k, 16, 32, KINDS.index("silu"), 3, 0)
         grid, block = 3 * cluster, 32 * warps // cluster

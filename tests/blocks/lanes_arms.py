@@ -20,13 +20,10 @@ class Lanes(Arm):
     rows = rows(1, 16)
     source = "nvfp4"
     kernels = tuple(kernel(c) for c in COLUMNS)
-    optional_kernels = (
-        *(kernel(c, gate=True, dependent=d, clamp=clamp) for c in COLUMNS for d in BOTH for clamp in BOTH),
-        *(kernel(c, dependent=True) for c in COLUMNS),
-    )
+    optional_kernels = (*(kernel(c, gate=True, clamp=clamp) for c in COLUMNS for clamp in BOTH),)
     tolerance = Rounded("mma_bf16", "bf16", depth=lambda k: -(-k // 16), extra_roundings=WARPS + 2)
     prologues = (*KINDS, "limit")
-    dependent = True
+    pdl = None
 
     def __init__(self, name="lanes", **more):
         self.name = name
@@ -44,23 +41,20 @@ class Lanes(Arm):
         grid, shared = -(-columns // a_block), WARPS * DEPTH * tiles * UNIT
         args = (*(pairs + pairs[-2:] * 2)[:6], c.x, c.y, c.m, columns, c.k, first, second, kind, grid, divides)
         return [
-            Launch(kernel, grid, 32 * WARPS, args, shared, flops=2 * c.m * c.n * c.k, pipe="mma_bf16", pdl=c.dependent)
+            Launch(kernel, grid, 32 * WARPS, args, shared, flops=2 * c.m * c.n * c.k, pipe="mma_bf16", pdl=self.pdl)
         ]
 
     def lower(self, c):
         kind = kind_of(c.prologue, c.prologue_limit) if c.prologue else 0
         how = {"gate": True, "clamp": c.prologue_limit > 0} if c.prologue else {}
-        made = kernel(1 if c.m <= 8 else 2, **how, **waits(c))
+        made = kernel(1 if c.m <= 8 else 2, **how)
         return self.launch(c, made, list(c.weights.items()), c.n, c.n, c.n, kind, 1, 16)
 
 
 class Joined(Lanes):
     roles = ("ffn.gate+ffn.up",)
     kernels = tuple(kernel(c, joined=True) for c in COLUMNS)
-    optional_kernels = (
-        *(kernel(c, tiles=2, pair=True, dependent=d, clamp=clamp) for c in COLUMNS for d in BOTH for clamp in BOTH),
-        *(kernel(c, joined=True, dependent=True) for c in COLUMNS),
-    )
+    optional_kernels = (*(kernel(c, tiles=2, pair=True, clamp=clamp) for c in COLUMNS for clamp in BOTH),)
     epilogues = ("activation", "limit")
     prologues = ()
 
@@ -76,18 +70,14 @@ class Joined(Lanes):
     def lower(self, c):
         columns, weights, width = 1 if c.m <= 8 else 2, list(c.weights.items()), c.n // 2
         if c.epilogue.activation:
-            made = kernel(columns, tiles=2, pair=True, clamp=c.epilogue.limit > 0, **waits(c))
+            made = kernel(columns, tiles=2, pair=True, clamp=c.epilogue.limit > 0)
             kind = kind_of(c.epilogue.activation, c.epilogue.limit)
             return self.launch(c, made, weights, width, width, width, kind, 2, 16)
-        return self.launch(c, kernel(columns, joined=True, **waits(c)), weights, c.n, width, c.n, 0, 1, 16)
-
-
-def waits(c):
-    return {"dependent": True} if c.dependent else {}
+        return self.launch(c, kernel(columns, joined=True), weights, c.n, width, c.n, 0, 1, 16)
 
 
 LANES, JOINED = Lanes(), Joined("lanes_joined")
-PLAIN = Lanes("lanes_plain", prologues=(), dependent=False)
+PLAIN = Lanes("lanes_plain", prologues=(), pdl=False)
 UNFUSED = Joined("lanes_unfused", epilogues=())
 UNCLAMPED = Joined("lanes_unclamped_joined", epilogues=("activation",)), Lanes("lanes_unclamped", prologues=KINDS)
 

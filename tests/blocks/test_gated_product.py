@@ -26,9 +26,7 @@ def run(both: np.ndarray, kind: str, vector: bool, dependent: bool, limit: float
     g, u = (gu.view(at, (M, i), (2 * i, 1)) for at in (0, i))
     grid = (M, -(-i // (THREADS * (8 if vector else 1))))
     args = (g, u, h, i, 2 * i, 2 * i, kind_of(kind, limit))
-    launch = Launch(
-        gated_product(vector=vector, dependent=dependent, clamp=limit > 0), grid, THREADS, args, pdl=dependent
-    )
+    launch = Launch(gated_product(vector=vector, clamp=limit > 0), grid, THREADS, args, pdl=dependent)
     program = Program("gated", (launch,), (gu,), (h,))
     with open_device("interpreter") as device:
         buffers = {t.name: device.allocate(t.bytes, "t", "t", name=t.name) for t in (gu, h)}
@@ -74,10 +72,8 @@ def test_what_a_limit_makes_of_numbers_that_are_none(vector: bool):
 
 @pytest.mark.parametrize("clamp", [True, False])
 @pytest.mark.parametrize("vector", [True, False])
-@pytest.mark.parametrize(
-    ("dependent", "arch"), [(False, "sm_80"), (False, "sm_90a"), (True, "sm_90a"), (True, "sm_120a")]
-)
-def test_it_compiles_clean(clamp: bool, vector: bool, dependent: bool, arch: str):
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
+def test_it_compiles_clean(clamp: bool, vector: bool, arch: str):
     if (missing := compiler_missing()) is not None:
         pytest.skip(missing)
-    assert check_kernel(gated_product(vector=vector, dependent=dependent, clamp=clamp), arch) == ()
+    assert check_kernel(gated_product(vector=vector, clamp=clamp), arch) == ()

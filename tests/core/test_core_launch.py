@@ -12,7 +12,8 @@ from atlas_lab.core.arm import kernels_of
 from atlas_lab.core.call import Epilogue, Fields, Operand, weights_of
 from atlas_lab.core.declare import Bind
 from atlas_lab.core.launch import Launch, LaunchError, Program
-from atlas_lab.core.program import PlanError, program_of, projection_call
+from atlas_lab.core.levers import Levers
+from atlas_lab.core.program import PlanError, program_of, projection_call, settled
 from atlas_lab.core.resolve import resolve
 from atlas_lab.core.rows import rows
 from atlas_lab.core.tensor import Tensor
@@ -30,6 +31,11 @@ def scaled(w: L.In[L.bf16], both: L.InOut[L.f32], y: L.Out[L.bf16], n: L.i32, s:
 @L.kernel
 def waiting(x: L.In[L.bf16], y: L.Out[L.bf16]):
     L.grid_wait()
+
+
+@L.kernel
+def clustered(x: L.In[L.bf16], y: L.Out[L.bf16]):
+    L.cluster_arrive()
 
 
 @L.kernel
@@ -128,8 +134,6 @@ def test_from_a_route_to_a_program() -> None:
         program_of(arm, projection_call(s.projections, a, 1, ctx, Epilogue(activation="silu")))
     with pytest.raises(PlanError, match=r"arm pair does not fuse silu into its input, expected \[\]"):
         program_of(arm, replace(call, prologue="silu"))
-    with pytest.raises(PlanError, match="arm pair has no dependent launches"):
-        program_of(arm, replace(call, dependent=True))
     arm.activation = "fp8"
     with pytest.raises(PlanError, match="arm pair reads fp8, found bf16"):
         program_of(arm, call)
@@ -186,24 +190,40 @@ def test_a_kernel_the_arm_does_not_list_is_refused() -> None:
 
 
 def test_an_optional_kernel_is_launched_only_where_the_target_has_what_it_needs() -> None:
-    class Waits(Fake):
-        optional_kernels = (waiting,)
+    class Clusters(Fake):
+        optional_kernels = (clustered,)
 
         def lower(self, call: Any) -> Any:
-            return [Launch(waiting, 1, 32, (call.x, call.y))]
+            return [Launch(clustered, 1, 32, (call.x, call.y))]
 
-    s, arm = site("ffn.up"), Waits("waits")
-    assert kernels_of(arm) == (nothing, waiting)
+    s, arm = site("ffn.up"), Clusters("clusters")
+    assert kernels_of(arm) == (nothing, clustered)
     for target in (H200, A100):
         ctx = context(rows(1), target=target)
         call = projection_call(s.projections, resolve(s, ctx, catalog(arm)).at("ffn.up", 1), 1, ctx)
         if target is H200:
-            assert [x.kernel for x in program_of(arm, call).launches] == [waiting]
+            assert [x.kernel for x in program_of(arm, call).launches] == [clustered]
         else:
             with pytest.raises(
-                PlanError, match=r"arm waits launches waiting.*, which needs sm_90 or later, found a100"
+                PlanError, match=r"arm clusters launches clustered.*, which needs sm_90 or later, found a100"
             ):
                 program_of(arm, call)
+
+
+def test_launches_are_dependent_where_kernel_target_and_lever_say_so() -> None:
+    launches = (
+        Launch(waiting, 1, 32, (X, Y)),
+        Launch(waiting, 1, 32, (X, Y), pdl=False),
+        Launch(nothing, 1, 32, (W, X, Y, 8)),
+    )
+    assert [x.pdl for x in launches] == [None, False, None]
+    off = Levers(pdl=False)
+    for ctx, first in (
+        (context(rows(1), target=H200), True),
+        (context(rows(1), target=A100), False),
+        (replace(context(rows(1), target=H200), levers=off), False),
+    ):
+        assert [settled(x, ctx).pdl for x in launches] == [first, False, False]
 
 
 def test_the_lifetime_of_a_buffer() -> None:

@@ -91,5 +91,5 @@ def test_levers_that_came_from_elsewhere_are_equal_if_their_values_are() -> None
     one, two = resolve_levers(yaml={"graph": 0}), resolve_levers(sets={"graph": "off"})
     assert one == two
     assert hash(one) == hash(two)
-    values = {"stream_weights": False, "graph": False, "row_invariant": True, "gated": "epilogue", "pdl": False}
+    values = {"stream_weights": False, "graph": False, "row_invariant": True, "gated": "epilogue", "pdl": True}
     assert dict(one.items()) == dict(two.items()) == values

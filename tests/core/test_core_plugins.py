@@ -99,7 +99,6 @@ BROKEN = {
         "One.optional_kernels = (k.function,)\n" + HOOK,
         "TypeError: arm bad: optional_kernels is (<function k",
     ),
-    "dependent is a number": ("One.dependent = 1\n" + HOOK, "TypeError: arm bad: dependent is 1, expected True or"),
     "quantized beside a reference": (
         "One.reference = One.quantized = print\n" + HOOK,
         "TypeError: arm bad: quantized is <b",

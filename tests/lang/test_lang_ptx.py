@@ -70,10 +70,18 @@ GROUPS: dict[str, list[Row]] = {
     "ldg_line": [
         ("ldg_v4_b32_line", "t4(L.ldg_v4_b32_line(x, n))", {r"ld\.global\.nc\.L1::no_allocate\.L2::128B\.v4\.b32 ": 1})
     ],
+    "prefetch": [("prefetch_l2", "L.prefetch_l2(x, n)", r"prefetch\.global\.L2 ")],
     "ld": loads("ld", "y", "ld.global", "b32 f32 v4_b32")
     + [("ld_bf16", "L.ld_bf16(y, n)", r"ld\.global\.u16 ")],
     "ld_in": loads("ld_in", "x", "ld.global", "b8 b16 b32 v2_b32 v4_b32 f32"),
     "ld_in_bf16": [("ld_in_bf16", "L.ld_in_bf16(x, n)", {r"ld\.global\.u16 ": 1, r"shl\.b32 ": 1})],
+    "ld_in_line": [
+        ("ld_in_v4_b32_line", "t4(L.ld_in_v4_b32_line(x, n))", {r"ld\.global\.L1::no_allocate\.L2::128B\.v4\.b32 ": 1})
+    ],
+    "ld_waited": loads("ld_waited", "L.grid_wait_for(x)", "ld.global", "b32 v2_b32 v4_b32 f32"),
+    "ld_waited_bf16": [
+        ("ld_waited_bf16", "L.ld_waited_bf16(L.grid_wait_for(x), n)", {r"ld\.global\.u16 ": 1, r"shl\.b32 ": 1})
+    ],
     "ld_in_stream": loads("ld_in", "x", "ld.global.L1::no_allocate", "b32 v2_b32 v4_b32", "_stream"),
     "stg": stores("stg", "y", "st.global", "b8 b16 b32 v2_b32 v4_b32 f32"),
     "stg_bf16": [
@@ -230,7 +238,9 @@ GROUPS: dict[str, list[Row]] = {
         ("nanosleep", "L.nanosleep(100)", r"nanosleep\.u32 "),
     ],
     "dependent": [
-        ("grid_wait", "L.grid_wait()", r"griddepcontrol\.wait;"),
+        ("cluster_arrive_relaxed", "L.cluster_arrive_relaxed()", r"barrier\.cluster\.arrive\.relaxed;"),
+        ("grid_wait", "L.grid_wait()", {r"griddepcontrol\.wait;": 2, r"griddepcontrol\.wait; mov": 1}),
+        ("grid_wait_for", "L.stg_b32(y, 0, L.ld_waited_b32(L.grid_wait_for(x), n))", r"ld\.global\.b32 "),
         ("grid_launch_dependents", "L.grid_launch_dependents()", r"griddepcontrol\.launch_dependents;"),
     ],
     "atomic_global": atomics("y", "global"),
@@ -326,7 +336,7 @@ def test_entries_are_complete():
             assert op.section[0].isdigit()
             memory = any(isinstance(o, L.Ptr) and o.indexed for o in op.operands)
             if memory and name != "offset":
-                assert op.effect is not L.Effect.PURE or name.startswith("ldg_")
+                assert op.effect is not L.Effect.PURE or name.startswith(("ldg_", "ld_waited_"))
 
 
 def test_every_architecture_is_compiled_for():

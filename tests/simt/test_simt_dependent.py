@@ -33,6 +33,15 @@ def one_waits(w: L.In[L.u32], x: L.In[L.u32], y: L.Out[L.u32]):
 
 
 @L.kernel
+def waits_for(w: L.In[L.u32], x: L.In[L.u32], y: L.Out[L.u32]):
+    t = cuda.threadIdx.x
+    q = L.ld_in_b32(w, t)
+    L.grid_launch_dependents()
+    x = L.grid_wait_for(x)
+    L.stg_b32(y, t, q + L.ld_waited_b32(x, t) + L.ldg_b32(w, t))
+
+
+@L.kernel
 def copies(w: L.In[L.u32], x: L.In[L.u32], y: L.Out[L.u32]):
     s = L.shared(L.u32, 64)
     t = cuda.threadIdx.x
@@ -102,13 +111,13 @@ def go(kernel: L.Kernel, before: str = "writes x, reads y", **options):
     return overlap, y.array("u32")
 
 
-@pytest.mark.parametrize("kernel", [right, one_waits, copies])
+@pytest.mark.parametrize("kernel", [right, one_waits, copies, waits_for])
 @pytest.mark.parametrize("order", ["program", "random"])
 def test_a_kernel_that_waits_passes(kernel, order):
     overlap, y = go(kernel, order=order)
     np.testing.assert_array_equal(y, X + 2 * W)
     assert overlap.waited
-    assert not overlap.early
+    assert overlap.early is (kernel is waits_for)
 
 
 FAULTS = [
@@ -162,6 +171,6 @@ def test_a_signal_before_the_wait_is_early():
     assert go(signals_first)[0].early
 
 
-@pytest.mark.parametrize("kernel", [right, reads_early, writes_early, never, pure, signals_first])
+@pytest.mark.parametrize("kernel", [right, waits_for, reads_early, writes_early, never, pure, signals_first])
 def test_an_ordinary_launch_need_not_wait(kernel):
     run(kernel, grid=1, block=64, args=(Buffer.of("w", W), Buffer.of("x", X), Buffer("y", 256)))

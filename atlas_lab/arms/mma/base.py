@@ -79,8 +79,7 @@ class Mma(Arm):
         apart = [k for k in plain if _apart(dict(k.spec.parameters))]
         self.kernels = tuple(k for k in plain if k not in apart)
         more = [*(PAIRS if joined else ()), *(GATES if self.prologues else ())]
-        waiting = ["dependent " + way for way in ("", *more)] if self.dependent else []
-        self.optional_kernels = tuple(dict.fromkeys([*apart, *self._made([*more, *waiting])]))
+        self.optional_kernels = tuple(dict.fromkeys([*apart, *self._made(more)]))
 
     def _made(self, ways: Sequence[str]) -> Iterator[Kernel]:
         for variant in self.variants:
@@ -98,15 +97,14 @@ class Mma(Arm):
         return served if whole else served[:1]
 
     def _kernel(self, form: Form, m: int, variant: Mapping[str, Any], way: str, turns: bool = True) -> Kernel:
-        """`way` is empty, or one of PAIRS or GATES, each after `dependent` where the kernel waits; `turns` as in
-        `Launched`."""
+        """`way` is empty, or one of PAIRS or GATES; `turns` as in `Launched`."""
         pair, gate = "pair" in way, "gate" in way
         one = self._launched(form, m, way)
         apart = self.pair_apart if pair else self.apart if self.joined else 0
         cap = self.gate_caps[one.columns] if gate else self.cap(one.columns, one.tiles, variant) + apart
         cap = cap_of_one(one.own) if one.fills else cap
         more = {"joined": self.joined and not pair, "pair": pair, "gate": gate}
-        more |= {name: name in way for name in ("dependent", "clamp")}
+        more |= {"clamp": "clamp" in way}
         return type(self).family(
             warps=one.warps,
             depth=one.depth,
@@ -229,7 +227,7 @@ class Mma(Arm):
         key = key.partition(" ")[0]
         pair, gate = c.epilogue.activation, c.prologue
         limit = c.epilogue.limit if pair else c.prologue_limit
-        way = ("dependent " if c.dependent else "") + ("pair" if pair else "gate" if gate else "")
+        way = "pair" if pair else "gate" if gate else ""
         way += " clamp" if limit else ""
         one = self._launched(form, c.m, way)
         one = one._replace(turns=-(-c.n // TILE) > one.abreast * c.context.target.sms)
@@ -253,7 +251,6 @@ class Mma(Arm):
                 args=args,
                 flops=2 * c.m * c.n * c.k,
                 pipe="mma_bf16",
-                pdl=c.dependent,
                 label=self.name,
             )
         ]

@@ -67,7 +67,7 @@ class Q4KMmaRepacked(Mma):
         *(Form(4, 2, 2, 1), Form(4, 1, 1, 1), Form(4, 1, 1, 2), Form(12, 2, 2, 1)),
         *(Form(20, 2, 2, 1, 1, 2, 1, 1), Form(16, 2, 2, 1, kept=1, wide_kept=1)),
     )
-    caps = MappingProxyType({(1, 1): 56, (1, 2): 96, (2, 1): 128, (2, 2): 168})
+    caps = MappingProxyType({(1, 1): 80, (1, 2): 96, (2, 1): 128, (2, 2): 168})
     ragged = True
     # a unit: two products a group and its scale, in turn, then two products that take away the second part
     tolerance = rounded(lambda k: 16 + ascending(mma_q4_k_lanes.SPAN, 2, 4, 20)(k), 2)

@@ -68,7 +68,7 @@ class Nvfp4MmaRepacked(Mma):
     )
     caps = MappingProxyType({(1, 1): 56, (1, 2): 56, (2, 1): 80, (2, 2): 96, (2, 3): 104})
     gate_caps = MappingProxyType({1: 64, 2: 112})
-    dependent, ragged = True, True
+    ragged = True
     first_on = ("sm_90a",)  # where nvfp4_wgmma reads the same copy
     tolerance = rounded(ascending(mma_lanes.SPAN, 8, 4, 20), 2)
     reduction_class = class_t("units of 128, a group of 16 a lane twice")

@@ -135,11 +135,8 @@ class OnWarpgroups(Arm):
         grid = -(-words // CLEARED)
         return [Launch(clear_flags, grid=grid, block=CLEARED, args=(flags, words), label=f"{self.name} flags")]
 
-    def launch(
-        self, c: Call, t: Tile, kernel: Kernel, args: tuple[Argument, ...], tail: Any = (), pdl: bool = False
-    ) -> Launch:
-        """The launch of a kernel for tiles t: `args`, where blocks meet, the sizes, `tail`; with `pdl` W comes while
-        the launch before still makes x."""
+    def launch(self, c: Call, t: Tile, kernel: Kernel, args: tuple[Argument, ...], tail: Any = ()) -> Launch:
+        """The launch of a kernel for tiles t: `args`, where blocks meet, the sizes, `tail`."""
         cut = self._cut(c, t)
         return Launch(
             kernel,
@@ -150,7 +147,6 @@ class OnWarpgroups(Arm):
             args=(*args, c.scratch["parts"], c.scratch["flags"], c.m, self._counted(c, t), c.k, int(cut), *tail),
             flops=2 * c.m * c.n * c.k,
             pipe=self.pipe,
-            pdl=pdl or cut,
             label=self.name,
         )
 

@@ -46,7 +46,7 @@ class Bf16Wgmma(OnWarpgroups):
     def lower(self, c: Call) -> list[Launch]:
         t = self.tile(c)
         args = (self.rows_map(c.x.data, t.bm // t.across), *self.operands(c, t))
-        return [*self.cleared(c, t), self.launch(c, t, self.kernel(t), args, self.borders(c, t), pdl=True)]
+        return [*self.cleared(c, t), self.launch(c, t, self.kernel(t), args, self.borders(c, t))]
 
     def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
         return (self.rows_map(w.weight, t.bn // t.down),)

@@ -150,7 +150,7 @@ class Nvfp4Mmq(OnWarpgroups):
         of_w = TensorMap(w.blocks, (t.bn, PITCH), promotion=256)
         odd = c.n | pitch | c.y.data.offset // BF16_BYTES
         args = (self.rows_map(x, t.bm), of_w, scale, c.y.data)
-        return self.launch(c, t, _kernel(t), args, (convention, pitch, odd), pdl=True)
+        return self.launch(c, t, _kernel(t), args, (convention, pitch, odd))
 
 
 def _kernel(t: Tile) -> Kernel:

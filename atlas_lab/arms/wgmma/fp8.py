@@ -81,7 +81,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
         maps = (self.rows_map(codes, t.bm // t.across), self.rows_map(w.weight, t.bn // t.down), of_x)
         scales = replace(w.scale, dtype="u8", shape=(w.scale.bytes,))
         tail = (*steps, int(w.scale.dtype == "bf16"))
-        return [quantized, self.launch(c, t, _kernel(t), (*maps, scales, c.y.data), tail, pdl=True)]
+        return [quantized, self.launch(c, t, _kernel(t), (*maps, scales, c.y.data), tail)]
 
     def quantized(self, x: np.ndarray, weights: Any) -> np.ndarray:
         return fp8_groups.dequantize(*fp8_groups.quantize(x.astype(np.float32)))

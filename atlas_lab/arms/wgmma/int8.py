@@ -133,7 +133,7 @@ class Int8Wgmma(OnWarpgroups):
         of_x = TensorMap(scales.view(0, (groups, c.m), (pitch, 1)), (GROUPS, t.bm))
         of_w = TensorMap(w.scale, (t.bn, GROUPS))
         args = (self.rows_map(codes, t.bm), self.rows_map(w.q, t.bn), of_x, of_w, c.y.data)
-        return [quantized, self.launch(c, t, _kernel(t), args, pdl=True)]
+        return [quantized, self.launch(c, t, _kernel(t), args)]
 
     def quantized(self, x: np.ndarray, weights: Any) -> np.ndarray:
         return int8_groups.dequantize(*int8_groups.quantize(x.astype(np.float32)))

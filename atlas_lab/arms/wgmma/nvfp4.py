@@ -69,7 +69,7 @@ class Nvfp4Wgmma(Transposed):
         first = self.cleared(c, t) if ordered is None else [self._order(c, t, ordered)]
         x = self.rows_map(ordered or c.x.data, t.bm // t.across)
         args, tail = (x, *self.operands(c, t)), (divides(next(iter(c.weights))), *self.borders(c, t))
-        return [*first, self.launch(c, t, self.kernel(t, ordered is not None), args, tail, pdl=True)]
+        return [*first, self.launch(c, t, self.kernel(t, ordered is not None), args, tail)]
 
     def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
         return units_map(w, t), w.global_scale

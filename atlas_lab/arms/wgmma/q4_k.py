@@ -103,7 +103,7 @@ class Q4KMmq(Transposed):
         units, across, _ = w.weight.shape
         lines = TensorMap(w.weight.view(0, (units, across * LINES, ROW)), (t.bn // 16, LINES, ROW), promotion=256)
         args = (self.rows_map(codes, t.bm // t.across), *of_x, lines, c.y.data)
-        return [quantized, self.launch(c, t, _kernel(t), args, pdl=True)]
+        return [quantized, self.launch(c, t, _kernel(t), args)]
 
     def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:
         """The float64 product of quantized x and stored weights, minimums times x's sums as they are stored."""

@@ -82,7 +82,7 @@ class Nvfp4W4A4Emulated(Nvfp4Wgmma):
         )
         args = (self.rows_map(made, t.bm // t.across), *self.operands(c, t))
         divides = int(not scaled and next(iter(c.weights)).endswith("_reciprocal"))
-        return [quantized, self.launch(c, t, self.kernel(t, True), args, (divides,), pdl=True)]
+        return [quantized, self.launch(c, t, self.kernel(t, True), args, (divides,))]
 
 
 def _quantizer(scaled: bool) -> Any:

@@ -84,7 +84,7 @@ class Fp8Wgmma(Transposed):
         grid = (-(-c.k // BK), 1) if key == "blocks" else (0, 0)
         tail = (*grid, int(key == "rows"), int(w.scale.dtype == "bf16"))
         args = (x, w_map, scales, c.y.data)
-        return [self._order(c, t, ordered), self.launch(c, t, _kernel(t), args, tail, pdl=True)]
+        return [self._order(c, t, ordered), self.launch(c, t, _kernel(t), args, tail)]
 
 
 def _kernel(t: Tile) -> Kernel:

@@ -2,7 +2,6 @@
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.activation.gated import gated_of
-from atlas_lab.kernels.gemv.stream import nothing, wait_and_signal
 from atlas_lab.kernels.lang import cuda
 
 THREADS = 128
@@ -10,26 +9,23 @@ VECTOR = 8  # columns a thread, in 16-byte loads
 
 
 @L.family
-def gated_product(vector: bool = True, dependent: bool = False, clamp: bool = False):
+def gated_product(vector: bool = True, clamp: bool = False):
     """h = activation(g)·u, all BF16 `[m, i]`; rows of g are `g_row` elements apart, those of u `u_row`, h is whole.
 
     `kind` is `gated.kind_of` an activation, with a limit where the kernel has a `clamp`. With `vector` a thread makes 8
     columns: i, `g_row` and `u_row` are multiples of 8, and g and u begin on 16 bytes; without it one. The grid is
-    `(m, ceil(i / (128 x 8 or 1)))`. A `dependent` kernel waits for the launch before it.
+    `(m, ceil(i / (128 x 8 or 1)))`.
     """
     gated = gated_of(clamp)
     each = VECTOR if vector else 1
-    after_others = wait_and_signal if dependent else nothing
-    if vector:
-        load = L.ld_in_v4_b32 if dependent else L.ldg_v4_b32
-    else:
-        load = L.ld_in_bf16 if dependent else L.ldg_bf16
+    load = L.ld_waited_v4_b32 if vector else L.ld_waited_bf16
 
     @L.kernel(launch_bounds=(THREADS, 8))
     def kernel(g: L.In[L.bf16], u: L.In[L.bf16], h: L.Out[L.bf16], i: L.i32, g_row: L.i32, u_row: L.i32, kind: L.i32):
         column = L.i32((cuda.blockIdx.y * THREADS + cuda.threadIdx.x) * each)
         row = L.i64(cuda.blockIdx.x)
-        after_others()
+        L.grid_launch_dependents()
+        g, u = L.grid_wait_for(g), L.grid_wait_for(u)
         if column < i:
             a = load(g, row * g_row + column)
             b = load(u, row * u_row + column)

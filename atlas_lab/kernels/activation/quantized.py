@@ -34,7 +34,7 @@ def gated_words(clamp: bool):
     @L.device
     def run(source, row, column):
         g, u, g_row, u_row, kind = source
-        a, b = L.ldg_v4_b32(g, row * g_row + column), L.ldg_v4_b32(u, row * u_row + column)
+        a, b = L.ld_waited_v4_b32(g, row * g_row + column), L.ld_waited_v4_b32(u, row * u_row + column)
         out = ()
         for j in L.unroll(4):
             low = gated(L.bf16_lo(a[j]), L.bf16_lo(b[j]), kind)
@@ -78,7 +78,13 @@ def gated_nvfp4(clamp: bool = False, scaled: bool = False):
             kind: L.i32,
         ):
             L.grid_launch_dependents()
-            run((g, u, g_row, u_row, kind), L.ldg_f32(tensor_scale, 0), codes, scales, k)
+            run(
+                (L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind),
+                L.ldg_f32(tensor_scale, 0),
+                codes,
+                scales,
+                k,
+            )
 
         return under_a_scale
 
@@ -94,7 +100,7 @@ def gated_nvfp4(clamp: bool = False, scaled: bool = False):
         kind: L.i32,
     ):
         L.grid_launch_dependents()
-        run((g, u, g_row, u_row, kind), L.f32(1), codes, scales, k)
+        run((L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind), L.f32(1), codes, scales, k)
 
     return kernel
 
@@ -125,7 +131,14 @@ def gated_nvfp4_lanes(run: int, clamp: bool = False, scaled: bool = False):
             words: L.i32,
         ):
             L.grid_launch_dependents()
-            quantize((g, u, g_row, u_row, kind), L.ldg_f32(tensor_scale, 0), out, flags, k, words)
+            quantize(
+                (L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind),
+                L.ldg_f32(tensor_scale, 0),
+                out,
+                flags,
+                k,
+                words,
+            )
 
         return under_a_scale
 
@@ -142,7 +155,7 @@ def gated_nvfp4_lanes(run: int, clamp: bool = False, scaled: bool = False):
         words: L.i32,
     ):
         L.grid_launch_dependents()
-        quantize((g, u, g_row, u_row, kind), L.f32(1), out, flags, k, words)
+        quantize((L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind), L.f32(1), out, flags, k, words)
 
     return kernel
 
@@ -169,7 +182,7 @@ def gated_nvfp4_blocks(clamp: bool = False):
         words: L.i32,
     ):
         L.grid_launch_dependents()
-        quantize((g, u, g_row, u_row, kind), out, flags, k, words)
+        quantize((L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind), out, flags, k, words)
 
     return kernel
 
@@ -199,7 +212,7 @@ def gated_fp8_groups(clamp: bool = False):
         words: L.i32,
     ):
         L.grid_launch_dependents()
-        quantize((g, u, g_row, u_row, kind), codes, scales, flags, m, k, pitch, words)
+        quantize((L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind), codes, scales, flags, m, k, pitch, words)
 
     return kernel
 
@@ -229,6 +242,6 @@ def gated_int8_groups(clamp: bool = False):
         words: L.i32,
     ):
         L.grid_launch_dependents()
-        quantize((g, u, g_row, u_row, kind), codes, scales, flags, m, k, pitch, words)
+        quantize((L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind), codes, scales, flags, m, k, pitch, words)
 
     return kernel

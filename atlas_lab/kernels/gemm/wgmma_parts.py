@@ -127,6 +127,7 @@ def meeting(warps: int, count: int, cluster: int) -> Meeting:
 def clear_flags(flags: L.Out[L.u32], count: L.i32):
     """`count` words become 0, CLEARED a block. A dependent launch may start at once."""
     L.grid_launch_dependents()
+    L.grid_wait()
     i = L.i32(cuda.blockIdx.x * CLEARED + cuda.threadIdx.x)
     if i < count:
         L.stg_b32(flags, i, L.u32(0))

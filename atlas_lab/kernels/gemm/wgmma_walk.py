@@ -125,7 +125,7 @@ def loader(ring: Ring, walk: Walk, per_row: int, stages: int, bring_w: L.DeviceF
 
     It tells the warps that multiply of each part, so that they divide nothing between tiles, while nothing is
     multiplied. It waits for the launch before (`grid_wait`) once the first round of stages has its part of W, which
-    nothing writes.
+    nothing writes, and lets the next launch do likewise as soon as an SM has room.
     """
 
     @L.device
@@ -141,6 +141,7 @@ def loader(ring: Ring, walk: Walk, per_row: int, stages: int, bring_w: L.DeviceF
                 ring.fill(s, L.u32(0))
             bring_w(s, w_maps, col0, L.i32(begin + s))
             s = L.i32(s + 1)
+        L.grid_launch_dependents()
         L.grid_wait()
         step = L.i32(begin + s)
         s = L.i32(0)

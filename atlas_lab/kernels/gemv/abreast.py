@@ -2,10 +2,11 @@
 
 An SM has one block, whose warps have all row tiles of the SM at once where the card is filled once: `warps` of them a
 tile, which take its units of K in turn as in `stream` and whose sums are added in their order: the same bits. A warp
-has one unit on its way, and asks for the next as soon as the codes of the last are in other registers. The copy engine
-brings the rows of x while the first weights are on their way, CHUNK of K after CHUNK, and a warp waits only for the
-chunk that its unit is of. Where no row tiles follow in turn, sums meet where x was: what is left of an SM's memory is
-L1, through which the weights come, and at K = 5120 of 16 rows 160 KB leave 92 KB of it, 164 KB only 60.
+has one unit on its way, and asks for the next as soon as the codes of the last are in other registers; before the block
+waits for x, L2 is asked for AHEAD more, since nothing else would be until x is there. The copy engine brings the rows
+of x while the first weights are on their way, CHUNK of K after CHUNK, and a warp waits only for the chunk that its unit
+is of. Where no row tiles follow in turn, sums meet where x was: what is left of an SM's memory is L1, through which the
+weights come, and at K = 5120 of 16 rows 160 KB leave 92 KB of it, 164 KB only 60.
 
 x lies in shared memory as the copy engine swizzles it: BLOCK of K of all rows, then the next, the 16-byte chunk c of
 row r where c ^ (r % 8) would be. Eight lanes that load at once, of two rows, meet each bank once. Rows past m are zero.
@@ -21,6 +22,7 @@ from atlas_lab.kernels.lang import cuda
 CHUNK, CHUNKS = 512, 16  # K that arrives together, a multiple of every span; as many at most
 ROW = 128  # bytes of a row of x that lie together: BLOCK of K, swizzled
 BLOCK = ROW // 2
+AHEAD = 3  # units of a warp that L2 fetches beyond the first
 RUN = 16  # K of a lane in a BLOCK
 BARRIERS = 15  # named ones of a block: as many row tiles at most
 WARPS = 32  # of a block
@@ -33,7 +35,8 @@ class Straight(NamedTuple):
     count, k)`: what is found once of the tile of projection `which` that begins at its row `row` of `count`;
     `load(source, unit, k)`: the lane's `words` of a unit; `spread(words)`: their codes in other registers;
     `use(sums, codes, source, args, of_x, unit)` adds the unit, with `of_x(unit, i)`: the lane's i-th run of each 8 rows
-    of x, as `columns.activations` lays them out; `alpha(args, which)` is what the sums are multiplied by.
+    of x, as `columns.activations` lays them out; `alpha(args, which)` is what the sums are multiplied by;
+    `fetch(source, unit, k)` has L2 fetch the lines of a unit.
     """
 
     span: int
@@ -43,6 +46,7 @@ class Straight(NamedTuple):
     spread: Any
     use: Any
     alpha: Any
+    fetch: Any
 
 
 def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, turns: bool):
@@ -54,6 +58,7 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, turns: 
     if not 1 <= warps * abreast <= WARPS:
         raise ValueError(f"abreast: found {warps * abreast} warps a block, expected 1 to {WARPS}")
     locate, load, spread, use, four_of = reader.locate, reader.load, reader.spread, reader.use, part_of(4)
+    fetch = reader.fetch
     store = fragment_stored(reader.alpha)
     span, count = reader.span, reader.words
     mine = warps * columns * FRAGMENT  # bytes of a tile's sums
@@ -131,16 +136,23 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, turns: 
 
     @L.device
     def run(args, x, y, m, n, k, first, second, kind, full):
+        L.grid_launch_dependents()
         slot, warp = place_of()
         row, step = L.i32((slot * cuda.gridDim.x + cuda.blockIdx.x) * TILE), L.i32(cuda.gridDim.x * abreast * TILE)
         source, words = first_of(args, row, n, warp, k)
         bars = L.dynamic_shared(L.u64, bar)
         if cuda.threadIdx.x == 0:
+            L.tma_prefetch(x)
             for i in L.unroll(CHUNKS):
                 L.mbarrier_init(bars, i, 1)
             L.fence_mbarrier_init()
         cuda.syncthreads()
+        for u in L.unroll(1, 1 + AHEAD):
+            later = L.i32(warp + u * warps)
+            if row < n and later * span < k:
+                fetch(source, later, k)
         if cuda.threadIdx.x == 0:
+            L.grid_wait()
             bring(x, k)
         units = L.i32(k // span)
         if turns:

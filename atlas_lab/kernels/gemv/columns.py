@@ -27,7 +27,7 @@ def activations(
     ordered: bool = False,
     clamp: bool = False,
 ):
-    """Two device functions over x BF16 `[m, k]`.
+    """Two device functions over x BF16 `[m, k]`, of which launches before are over (`grid_wait_for`).
 
     `place(m, k)`: where the lane's row of each 8 begins; rows past m repeat the last: their sums are not stored.
     `fetch(x, rows, k, at, kind)`: `run` K of each from `at` on, `columns` times run/2 registers of two BF16: pairs in
@@ -37,7 +37,7 @@ def activations(
     registers.
     """
     loads = run // 8
-    load = L.ld_in_v4_b32 if ordered else L.ldg_v4_b32
+    load = L.ld_in_v4_b32 if ordered else L.ld_waited_v4_b32
     width, gated = 2 if gate else 1, gated_of(clamp)
 
     @L.device

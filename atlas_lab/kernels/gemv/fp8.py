@@ -83,6 +83,7 @@ def gemv_fp8_block(
         at = cuda.local.array(rows, L.i64)
         acc = cuda.local.array(rows * m, L.f32)
         first = begin(at, acc, n, k, cuts)
+        x = L.grid_wait_for(x)
         start, stop = bounds(k, cuts)
         c, stop = L.i32(start), L.i32(stop)
         # rows past the last are not stored, and their scales are not there
@@ -139,6 +140,7 @@ def gemv_fp8_row(
         at = cuda.local.array(rows, L.i64)
         acc = cuda.local.array(rows * m, L.f32)
         first = begin(at, acc, n, k, cuts)
+        x = L.grid_wait_for(x)
         start, stop = bounds(k, cuts)
         c, stop = L.i32(start), L.i32(stop)
         while L.i32(c + SPAN * (unroll - 1)) < stop:

@@ -54,6 +54,7 @@ def gemv_int8(warps: int = 4, rows: int = 2, unroll: int = 2, m: int = 1, stream
         at = cuda.local.array(rows, L.i64)
         acc = cuda.local.array(rows * m, L.f32)
         first = begin(at, acc, n, k, cuts)
+        x = L.grid_wait_for(x)
         c, stop = bounds(k, cuts)
         while c + SPAN * (unroll - 1) < stop:
             for u in L.unroll(unroll):

@@ -24,7 +24,7 @@ def keeping(reader: Any, warps: int, depth: int, columns: int, kept: int, blocks
     """A device function as `stream` returns, of one projection, for K of exactly `warps` times `kept` units; `warps`
     are those of all `blocks` of a cluster. Blocks or clusters take row tiles in turn; `depth` units of a warp are in
     flight."""
-    size, beginning, own = reader.size, max(depth, kept), warps // blocks
+    size, own = reader.size, warps // blocks
     locate, copy, use, take, rows_of = reader.locate, reader.copy, reader.use, reader.take, reader.place
     crosses, x_of, four_of = reader.crosses, part_of(reader.registers * columns), part_of(4)
     store = fragment_stored(reader.alpha, reader.lift)
@@ -125,11 +125,12 @@ def keeping(reader: Any, warps: int, depth: int, columns: int, kept: int, blocks
         step = L.i32(cuda.gridDim.x // blocks * TILE)
         ring = L.offset(L.dynamic_shared(L.u8, 0), TURNS * room + L.warp_id() * depth * size)
         rows, mine = rows_of(m, k), ()
-        for d in L.unroll(beginning):
-            if d < depth:
-                start(ring, d * size, d % kept, args, L.i32(row + d // kept * step), n, k)
-            if d < kept:  # between the copies, which would hold it up
-                mine = mine + take(x, rows, k, unit_of(d), kind)
+        L.grid_launch_dependents()
+        for d in L.unroll(depth):
+            start(ring, d * size, d % kept, args, L.i32(row + d // kept * step), n, k)
+        x = L.grid_wait_for(x)
+        for d in L.unroll(kept):
+            mine = mine + take(x, rows, k, unit_of(d), kind)
         begin()
         cuda.syncthreads()
         if blocks > 1:

@@ -68,7 +68,7 @@ def mma_bf16(
     k a multiple of 8, of 64 if `whole`. `first`, `second`, `pair`, `clamp`, `cluster` and `kept` as in
     `mma_nvfp4_lanes`."""
     reader = reader_of(tiles, columns, whole, kept > 0)
-    run = stream(reader, warps, depth, tiles, columns, joined, pair, False, clamp, cluster, kept)
+    run = stream(reader, warps, depth, tiles, columns, joined, pair, clamp, cluster, kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

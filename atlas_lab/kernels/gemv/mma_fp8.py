@@ -141,7 +141,7 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
         words = ()
         for h in L.unroll(2):
             here = L.offset(source[0], L.i32(unit * SPAN + h * source[1]))
-            words = words + L.ldg_v4_b32_line(here, 0) + L.ldg_v4_b32_line(here, 64)
+            words = words + L.ld_in_v4_b32_line(here, 0) + L.ld_in_v4_b32_line(here, 64)
         return words
 
     @L.device
@@ -175,7 +175,13 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
             return scaled(sums, part, f, load_scale(source[3], step))
         return scaled_add(sums, part, f)
 
-    return Straight(SPAN, 16, locate, load, spread, use, no_alpha)
+    @L.device
+    def fetch(source, unit, k):
+        half = L.lane_id() & 3
+        if half < 2:
+            L.prefetch_l2(source[0], L.i32(unit * SPAN + half * source[1]))
+
+    return Straight(SPAN, 16, locate, load, spread, use, no_alpha, fetch)
 
 
 @L.family

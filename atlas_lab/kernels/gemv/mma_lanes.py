@@ -13,9 +13,9 @@ SCALE_BIAS, LIFT = 0x75807580, 256.0
 
 
 @functools.cache
-def reader_of(tiles: int, columns: int, gate: bool, dependent: bool, clamp: bool, kept: bool) -> Reader:
+def reader_of(tiles: int, columns: int, gate: bool, clamp: bool, kept: bool) -> Reader:
     """How they are read and multiplied: the same device functions for all kernels of these parameters."""
-    of_x = of_unit(columns, RUN, SPAN, kept=kept, gate=gate, ordered=dependent, clamp=clamp)
+    of_x = of_unit(columns, RUN, SPAN, kept=kept, gate=gate, clamp=clamp)
     part_of_x = of_x.part
     add = product(columns, tiles, RUN)
 
@@ -82,7 +82,6 @@ def mma_nvfp4_lanes(
     joined: bool = False,
     pair: bool = False,
     gate: bool = False,
-    dependent: bool = False,
     clamp: bool = False,
     cluster: int = 1,
     kept: int = 0,
@@ -95,12 +94,11 @@ def mma_nvfp4_lanes(
     is `gated.kind_of` the activation, with a limit where the kernel has a `clamp`. A code times its block scale is
     exact in BF16; `divides` says that the tensor scale does (compressed-tensors). A block, or a `cluster` of them that
     has `warps` together, computes `tiles` times 16 rows of weights; its warps take units of 128 K in turn, `depth` of
-    them in flight. The first `full` blocks or clusters compute that, those after them 16 rows each. `dependent` kernels
-    wait for the launch before them once their first weights are on the way. If `kept`, k is 128·warps·kept, warps keep
-    x in registers, and blocks or clusters compute 16 rows of weights in turn.
+    them in flight. The first `full` blocks or clusters compute that, those after them 16 rows each. If `kept`, k is
+    128·warps·kept, warps keep x in registers, and blocks or clusters compute 16 rows of weights in turn.
     """
-    reader = reader_of(tiles, columns, gate, dependent, clamp, kept > 0)
-    run = stream(reader, warps, depth, tiles, columns, joined, pair, dependent, clamp, cluster, kept)
+    reader = reader_of(tiles, columns, gate, clamp, kept > 0)
+    run = stream(reader, warps, depth, tiles, columns, joined, pair, clamp, cluster, kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

@@ -96,7 +96,7 @@ def mma_nvfp4(
     if kept and not whole:
         raise ValueError(f"kept: found {kept} units of a K that is not whole, expected K whole or kept 0")
     reader = reader_of(tiles, columns, whole, kept > 0)
-    run = stream(reader, warps, depth, tiles, columns, joined, pair, False, clamp, cluster, kept)
+    run = stream(reader, warps, depth, tiles, columns, joined, pair, clamp, cluster, kept)
 
     @L.kernel(launch_bounds=(32 * warps // cluster, blocks))
     def kernel(

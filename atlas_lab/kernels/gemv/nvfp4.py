@@ -58,6 +58,7 @@ def gemv_nvfp4(warps: int = 4, rows: int = 4, unroll: int = 1, m: int = 1, strea
         at = cuda.local.array(rows, L.i64)
         acc = cuda.local.array(rows * m, L.f32)
         first = begin(at, acc, n, k, cuts)
+        x = L.grid_wait_for(x)
         c, stop = bounds(k, cuts)
         while c + SPAN * (unroll - 1) < stop:
             for u in L.unroll(unroll):

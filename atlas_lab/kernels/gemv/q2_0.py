@@ -62,6 +62,7 @@ def gemv_q2_0(warps: int = 4, rows: int = 4, unroll: int = 2, group: int = 64, m
         at = cuda.local.array(rows, L.i64)
         acc = cuda.local.array(rows * m, L.f32)
         first = begin(at, acc, n, k // group * size, cuts)
+        x = L.grid_wait_for(x)
         c, stop = bounds(k, cuts)
         masks = _masks(cuts)
         block = L.i64(c // group * size)

@@ -58,6 +58,7 @@ def gemv_q4_k(warps: int = 4, rows: int = 4, m: int = 1, stream: bool = True):
         at = cuda.local.array(rows, L.i64)
         acc = cuda.local.array(rows * m, L.f32)
         first = begin(at, acc, n, (k >> 8) * BYTES, cuts)
+        x = L.grid_wait_for(x)
         c, stop = bounds(k, cuts)
         quarter = L.i32(L.lane_id() >> 1 & 3)
         while c < stop:

@@ -10,14 +10,16 @@ from atlas_lab.kernels.lang import cuda
 def rows_of_warp(warps: int, rows: int, m: int):
     """Two device functions for blocks of `warps` warps of `rows` output rows, and `m` rows of x.
 
-    `begin(at, acc, n, stride, cuts)` empties the sums, finds where the rows start in weights of `stride` elements a row
-    and returns the first row; 2**cuts warps in succession hold the same rows. `end(y, acc, first, n, cuts)` adds the
-    lanes up, 16 apart first, then those warps in their order, and stores what exists of the rows in y `[m, n]`.
+    `begin(at, acc, n, stride, cuts)` lets the next launch begin, empties the sums, finds where the rows start in
+    weights of `stride` elements a row and returns the first row; 2**cuts warps in succession hold the same rows.
+    `end(y, acc, first, n, cuts)` adds the lanes up, 16 apart first, then those warps in their order, and stores what
+    exists of the rows in y `[m, n]`.
     `at` is a local array of `rows` i64, `acc` one of `rows·m` f32: row r of the weights times row i of x is r·m + i.
     """
 
     @L.device
     def begin(at, acc, n, stride, cuts):
+        L.grid_launch_dependents()
         first = L.i32((L.i32(cuda.blockIdx.x * warps + L.warp_id()) >> cuts) * rows)
         for r in L.unroll(rows):
             # rows past the last repeat it; they are not stored
@@ -77,14 +79,15 @@ def range_of_warp(span: int, chunk: int):
 
 @functools.cache
 def activations(m: int, count: int):
-    """A device function `(x, k, c)`: `count` BF16 from K = c of each of the m rows of x `[m, k]`, two a register."""
+    """A device function `(x, k, c)`: `count` BF16 from K = c of each of the m rows of x `[m, k]`, two a register, after
+    `grid_wait_for`."""
 
     @L.device
     def fetch(x, k, c):
         v = ()
         for i in L.unroll(m):
             for j in L.unroll(count // 8):
-                v = v + L.ldg_v4_b32(x, i * k + c + 8 * j)
+                v = v + L.ld_waited_v4_b32(x, i * k + c + 8 * j)
         return v
 
     return fetch

@@ -74,18 +74,6 @@ def no_alpha(args, which):
 
 
 @L.device
-def wait_and_signal():
-    """Wait for the launches before this one; let the next one begin to fetch its weights."""
-    L.grid_launch_dependents()
-    L.grid_wait()
-
-
-@L.device
-def nothing():
-    return None
-
-
-@L.device
 def existing(unit, units):
     """The unit, or the first where there is none such."""
     return unit if unit < units else L.i32(0)
@@ -104,7 +92,6 @@ def stream(
     columns: int,
     joined: bool = False,
     pair: bool = False,
-    dependent: bool = False,
     clamp: bool = False,
     cluster: int = 1,
     kept: int = 0,
@@ -113,7 +100,7 @@ def stream(
     those of all blocks of a cluster; if `kept` is not 0, each keeps x of so many units in registers. Raises ValueError
     where that is asked of anything but a plain product of one tile, or of fewer warps a block than `columns`."""
     if kept:
-        asked = {"joined": joined, "pair": pair, "dependent": dependent, "clamp": clamp}
+        asked = {"joined": joined, "pair": pair, "clamp": clamp}
         shared = cluster in CLUSTERS and warps % cluster == 0 and warps >= columns * cluster
         if any(asked.values()) or tiles > 1 or not shared:
             more = " ".join(name for name, value in asked.items() if value) or "plain"
@@ -128,7 +115,6 @@ def stream(
     else:
         team = cluster_of(cluster, warps, columns, tiles, depth * size, pair, alpha, lift)
     number, warp, begin, meet, store = team
-    after_others = wait_and_signal if dependent else nothing
     each, crosses, ragged = reader.pointers, reader.crosses, reader.ragged
     early = reader.early or not_early
 
@@ -145,6 +131,7 @@ def stream(
 
     @L.device
     def run(args, x, y, m, n, k, first, second, kind, full):
+        L.grid_launch_dependents()  # the next launch may fetch its first weights as soon as it finds room
         begin()
         block = number()
         row, live = L.i32(block * (TILE if pair else TILE * tiles)), L.i32(tiles)
@@ -161,7 +148,7 @@ def stream(
         for u in L.unroll(depth):
             start(ring, u * size, source, L.i32(warp() + u * warps), units, k, live)
         meet()
-        after_others()
+        x = L.grid_wait_for(x)
         rows = place(m, k)
         sums = L.zeros(4 * columns * tiles)
         unit, slot = L.i32(warp()), L.i32(0)

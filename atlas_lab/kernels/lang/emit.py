@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -88,6 +88,28 @@ class Emitter:
 
     def elements(self, value: Any, count: int) -> list[Any]:
         return [self.builder.extract_value(value, i) for i in range(count)]
+
+    def since(self, arch: int, emit: Callable[[], Any], otherwise: Any = None) -> Any:
+        """What `emit` lowers to for architectures from `arch` on (900: 9.0), else `otherwise`. One IR serves all of
+        them: libNVVM knows `__CUDA_ARCH` when it compiles, and one way is left."""
+        module, text = self.builder.module, bytearray(b"__CUDA_ARCH\0")
+        reflect, name = module.globals.get("__nvvm_reflect"), module.globals.get("reflected_arch")
+        if reflect is None:
+            reflect = ir.Function(module, ir.FunctionType(I32, [ir.PointerType(I8)]), "__nvvm_reflect")
+            name = ir.GlobalVariable(module, ir.ArrayType(I8, len(text)), "reflected_arch", addrspace=1)
+            name.linkage, name.global_constant = "internal", True
+            name.initializer = ir.Constant(name.value_type, text)
+        address = self.builder.addrspacecast(name.bitcast(ir.PointerType(I8, 1)), ir.PointerType(I8))
+        found = self.builder.call(reflect, [address])
+        before = self.builder.block
+        with self.builder.if_then(self.builder.icmp_unsigned(">=", found, self.const(arch))):
+            value, inside = emit(), self.builder.block
+        if otherwise is None:
+            return None
+        either = self.builder.phi(otherwise.type)
+        either.add_incoming(otherwise, before)
+        either.add_incoming(value, inside)
+        return either
 
     def static_shared(self, size: int, align: int) -> Any:
         """The 32-bit shared address of a new array of `size` bytes."""

@@ -130,6 +130,22 @@ stg_b8, stg_b16, stg_b32, stg_v2_b32, stg_v4_b32, stg_f32 = (
 )
 
 
+def _prefetch(p: Pointer, i: int) -> None:
+    """Ask L2 to fetch the line of 128 bytes that holds this element; nothing waits for it."""
+    current().read(p, i, u8, 1)
+
+
+prefetch_l2 = Op(
+    "prefetch_l2",
+    (IN,),
+    None,
+    ptx="prefetch.global.L2 [$0];",
+    numpy=_prefetch,
+    effect=Effect.READ,
+    section="9.7.9 Data Movement: prefetch",
+)
+
+
 def read_bf16(p: Pointer, i: int) -> Any:
     """One bf16 as f32."""
     return BF16[current().read(p, i, u16, 1)[0]]

@@ -62,10 +62,11 @@ SM90A = Needs((9, 0), "a")  # what later architectures lack, or have but slowly
 
 @dataclass(frozen=True)
 class Ptr:
-    """Operand spec: a pointer, then (if `indexed`) an element index. `spaces` and `modes` say which are accepted."""
+    """Operand spec: a pointer, then (if `indexed`) an element index. `spaces` and `modes` say which are accepted: modes
+    of parameters, or `waited`, an `in` pointer as `grid_wait_for` returns it."""
 
     spaces: tuple[str, ...] = ("global",)
-    modes: tuple[str, ...] = ("in", "out", "inout")
+    modes: tuple[str, ...] = ("in", "out", "inout", "waited")
     indexed: bool = True
 
 

@@ -156,12 +156,15 @@ class InOutMap(InOut):
     abi = "map"
 
 
+READ_ONLY = ("in", "waited")  # modes of pointers that nothing is written through
+
+
 class Pointer:
     """A typed address on the interpreter: a buffer, a byte offset in it, the element type.
 
     `buffer` belongs to the interpreter; kernels hand pointers to intrinsics and to `offset` only.
     `space` is `global`, `shared`, `cluster` (shared memory of a block of the cluster) or `map` (a tensor map);
-    `mode` is the parameter's (shared memory: `inout`).
+    `mode` is the parameter's (shared memory: `inout`), or `waited`: of an `in` one after `grid_wait_for`.
     """
 
     __slots__ = ("buffer", "dtype", "mode", "offset", "space")

@@ -4,7 +4,7 @@ import functools
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
-from atlas_lab.kernels.quantize.words import plain
+from atlas_lab.kernels.quantize.words import clear, plain
 
 GROUP = 128
 LANES, EACH = 16, 8  # lanes that share a group, and elements a lane has of it
@@ -25,10 +25,7 @@ def fp8_quantizer(words_of: L.DeviceFunction):
     @L.device
     def run(source, codes, scales, flags, m, k, pitch, words):
         first = cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y
-        word = L.i32(first * THREADS + cuda.threadIdx.x)
-        while word < words:
-            L.stg_b32(flags, word, L.u32(0))
-            word = L.i32(word + cuda.gridDim.x * cuda.gridDim.y * THREADS)
+        clear(flags, words, first * THREADS + cuda.threadIdx.x, cuda.gridDim.x * cuda.gridDim.y * THREADS)
         lane = L.i32(cuda.threadIdx.x) % LANES
         row = L.i32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // LANES)
         group = L.i32(cuda.blockIdx.y)
@@ -74,4 +71,4 @@ def quantize_fp8_groups(
 ):
     """x BF16 `[m, k]` to codes and scales as `fp8_quantizer` says. A dependent launch may start at once."""
     L.grid_launch_dependents()
-    _quantize((x, k), codes, scales, flags, m, k, pitch, words)
+    _quantize((L.grid_wait_for(x), k), codes, scales, flags, m, k, pitch, words)

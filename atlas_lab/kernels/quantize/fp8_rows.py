@@ -2,6 +2,7 @@
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
+from atlas_lab.kernels.quantize.words import clear
 
 THREADS = 256
 EACH = 8  # elements of a thread at a time
@@ -39,15 +40,13 @@ def quantize_fp8_rows(ordered: bool):
         x: L.In[L.bf16], codes: L.Out[L.e4m3], scales: L.Out[L.f32], flags: L.Out[L.u32], k: L.i32, words: L.i32
     ):
         L.grid_launch_dependents()
+        x = L.grid_wait_for(x)
         thread = L.i32(cuda.threadIdx.x)
-        word = L.i32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
-        while word < words:
-            L.stg_b32(flags, word, L.u32(0))
-            word = L.i32(word + cuda.gridDim.x * THREADS)
+        clear(flags, words, cuda.blockIdx.x * THREADS + cuda.threadIdx.x, cuda.gridDim.x * THREADS)
         row = L.i64(cuda.blockIdx.x) * k
         most = L.f32(0)
         for column in range(EACH * thread, k, EACH * THREADS):
-            most = L.max_f32(most, _greatest(L.ldg_v4_b32(x, row + column)))
+            most = L.max_f32(most, _greatest(L.ld_waited_v4_b32(x, row + column)))
         of_warps = L.shared(L.f32, THREADS // 32)
         for step in L.unroll(5):
             most = L.max_f32(most, L.shfl_xor_f32(most, 16 >> step))
@@ -61,7 +60,7 @@ def quantize_fp8_rows(ordered: bool):
         if thread == 0:
             L.stg_f32(scales, cuda.blockIdx.x, by)
         for column in range(EACH * thread, k, EACH * THREADS):
-            v = L.ldg_v4_b32(x, row + column)
+            v = L.ld_waited_v4_b32(x, row + column)
             low, high = _word(v[0], v[1], by), _word(v[2], v[3], by)
             if ordered:
                 inside = L.i32(column & 63)

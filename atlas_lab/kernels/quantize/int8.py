@@ -4,7 +4,7 @@ import functools
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
-from atlas_lab.kernels.quantize.words import plain
+from atlas_lab.kernels.quantize.words import clear, plain
 
 THREADS = 128
 GROUP = 32
@@ -83,10 +83,8 @@ def int8_quantizer(words_of: L.DeviceFunction):
     @L.device
     def run(source, codes, scales, flags, m, k, pitch, words):
         threads = ROWS * LANES
-        word = L.i32((cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y) * threads + cuda.threadIdx.x)
-        while word < words:
-            L.stg_b32(flags, word, L.u32(0))
-            word = L.i32(word + cuda.gridDim.x * cuda.gridDim.y * threads)
+        first = cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y
+        clear(flags, words, first * threads + cuda.threadIdx.x, cuda.gridDim.x * cuda.gridDim.y * threads)
         lane = L.i32(cuda.threadIdx.x) % LANES
         row = L.i32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // LANES)
         column = L.i32(cuda.blockIdx.y * (LANES * EACH) + lane * EACH)
@@ -130,4 +128,4 @@ def quantize_int8_groups(
 ):
     """x BF16 `[m, k]` to codes and scales as `int8_quantizer` says. A dependent launch may start at once."""
     L.grid_launch_dependents()
-    _quantize((x, k), codes, scales, flags, m, k, pitch, words)
+    _quantize((L.grid_wait_for(x), k), codes, scales, flags, m, k, pitch, words)

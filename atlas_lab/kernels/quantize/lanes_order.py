@@ -2,6 +2,7 @@
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
+from atlas_lab.kernels.quantize.words import clear
 
 THREADS = 128
 PIECE = 8  # elements of a thread
@@ -31,12 +32,10 @@ def order_for_lanes(run: int):
     @L.kernel(launch_bounds=(THREADS, 8))
     def kernel(x: L.In[L.bf16], out: L.Out[L.bf16], flags: L.Out[L.u32], k: L.i32, words: L.i32):
         L.grid_launch_dependents()
+        x = L.grid_wait_for(x)
         i = L.i32(cuda.blockIdx.y * THREADS + cuda.threadIdx.x)
         if cuda.blockIdx.y == 0:
-            word = L.i32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
-            while word < words:
-                L.stg_b32(flags, word, L.u32(0))
-                word = L.i32(word + cuda.gridDim.x * THREADS)
+            clear(flags, words, cuda.blockIdx.x * THREADS + cuda.threadIdx.x, cuda.gridDim.x * THREADS)
         chunks = L.i32((k + 4 * run - 1) // (4 * run))
         row = L.i64(cuda.blockIdx.x)
         if i < chunks * pieces:
@@ -44,7 +43,7 @@ def order_for_lanes(run: int):
             v = ()
             for t in L.unroll(4):
                 column = L.i32(first + run * t)
-                pair = L.ldg_b32(x, row * k + (column if column < k else 0))
+                pair = L.ld_waited_b32(x, row * k + (column if column < k else 0))
                 v = v + (pair if column < k else L.u32(0),)
             L.stg_v4_b32(out, row * (4 * run) * chunks + PIECE * i, v)
 

@@ -93,10 +93,11 @@ def quantize_nvfp4(scaled: bool = False):
     @L.device
     def run(x, tensor_scale, codes, scales, count):
         L.grid_launch_dependents()
+        x = L.grid_wait_for(x)
         i = L.i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         words = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
         if i < count:
-            words = L.ldg_v4_b32(x, i * EACH)
+            words = L.ld_waited_v4_b32(x, i * EACH)
         store_quantized(words, tensor_scale, codes, scales, i * EACH, i < count)
 
     if scaled:

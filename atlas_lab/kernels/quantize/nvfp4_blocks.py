@@ -8,7 +8,7 @@ import functools
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
 from atlas_lab.kernels.quantize.nvfp4 import EACH, THREADS, largest, scale_code, scale_value, value
-from atlas_lab.kernels.quantize.words import plain
+from atlas_lab.kernels.quantize.words import clear, plain
 
 
 def blocks_grid(m: int, k: int) -> tuple[int, int]:
@@ -30,10 +30,7 @@ def blocks_quantizer(words_of: L.DeviceFunction):
     @L.device
     def run(source, out, flags, k, words):
         first = cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y
-        word = L.i32(first * THREADS + cuda.threadIdx.x)
-        while word < words:
-            L.stg_b32(flags, word, L.u32(0))
-            word = L.i32(word + cuda.gridDim.x * cuda.gridDim.y * THREADS)
+        clear(flags, words, first * THREADS + cuda.threadIdx.x, cuda.gridDim.x * cuda.gridDim.y * THREADS)
         row = L.i64(cuda.blockIdx.x)
         column = L.i32((cuda.blockIdx.y * THREADS + cuda.threadIdx.x) * EACH)
         given = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
@@ -60,4 +57,4 @@ _quantize = blocks_quantizer(plain)
 def quantize_nvfp4_blocks(x: L.In[L.bf16], out: L.Out[L.bf16], flags: L.Out[L.u32], k: L.i32, words: L.i32):
     """x BF16 `[m, k]` to BF16 `[m, k]` as `blocks_quantizer` says. A dependent launch may start at once."""
     L.grid_launch_dependents()
-    _quantize((x, k), out, flags, k, words)
+    _quantize((L.grid_wait_for(x), k), out, flags, k, words)

@@ -9,13 +9,14 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
 from atlas_lab.kernels.quantize.lanes_order import PIECE, THREADS
 from atlas_lab.kernels.quantize.nvfp4 import larger, scale_code, scale_value, value
+from atlas_lab.kernels.quantize.words import clear
 
 
 @L.device
 def plain(source, row, column):
-    """Two elements of a row of x."""
+    """Two elements of a row of x, after `grid_wait_for`."""
     x, pitch = source
-    return L.ldg_b32(x, row * pitch + column)
+    return L.ld_waited_b32(x, row * pitch + column)
 
 
 @functools.cache
@@ -31,10 +32,7 @@ def lanes_quantizer(run: int, pair_of: L.DeviceFunction):
     @L.device
     def quantize(source, tensor_scale, out, flags, k, words):
         if cuda.blockIdx.y == 0:
-            word = L.i32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
-            while word < words:
-                L.stg_b32(flags, word, L.u32(0))
-                word = L.i32(word + cuda.gridDim.x * THREADS)
+            clear(flags, words, cuda.blockIdx.x * THREADS + cuda.threadIdx.x, cuda.gridDim.x * THREADS)
         i = L.i32(cuda.blockIdx.y * THREADS + cuda.threadIdx.x)
         first = L.i32(i // pieces * (4 * run) + 2 * (i % pieces))
         row = L.i64(cuda.blockIdx.x)
@@ -79,13 +77,13 @@ def quantize_nvfp4_lanes(run: int, scaled: bool = False):
             words: L.i32,
         ):
             L.grid_launch_dependents()
-            quantize((x, k), L.ldg_f32(tensor_scale, 0), out, flags, k, words)
+            quantize((L.grid_wait_for(x), k), L.ldg_f32(tensor_scale, 0), out, flags, k, words)
 
         return under_a_scale
 
     @L.kernel(launch_bounds=(THREADS, 8))
     def kernel(x: L.In[L.bf16], out: L.Out[L.bf16], flags: L.Out[L.u32], k: L.i32, words: L.i32):
         L.grid_launch_dependents()
-        quantize((x, k), L.f32(1), out, flags, k, words)
+        quantize((L.grid_wait_for(x), k), L.f32(1), out, flags, k, words)
 
     return kernel

@@ -2,6 +2,7 @@
 
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
+from atlas_lab.kernels.quantize.words import clear
 
 GROUP = 32
 SPAN = 128  # K of a block
@@ -35,11 +36,9 @@ def place(row):
 def _quantize(x, codes, scales, flags, m, k, pitch, words):
     """Returns a lane's row, its group's number, scale and sum."""
     L.grid_launch_dependents()
+    x = L.grid_wait_for(x)
     first = cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y
-    word = L.i32(first * THREADS + cuda.threadIdx.x)
-    while word < words:
-        L.stg_b32(flags, word, L.u32(0))
-        word = L.i32(word + cuda.gridDim.x * cuda.gridDim.y * THREADS)
+    clear(flags, words, first * THREADS + cuda.threadIdx.x, cuda.gridDim.x * cuda.gridDim.y * THREADS)
     piece = L.i32(cuda.threadIdx.x) % PIECES
     row = L.i32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // PIECES)
     group = L.i32(cuda.blockIdx.y * (SPAN // GROUP) + piece // 4)
@@ -49,7 +48,7 @@ def _quantize(x, codes, scales, flags, m, k, pitch, words):
     for t in L.unroll(4):
         pair = L.u32(0)
         if here:
-            pair = L.ldg_b32(x, at + 2 * (piece & 3) + 8 * t)
+            pair = L.ld_waited_b32(x, at + 2 * (piece & 3) + 8 * t)
         v = v + (L.bf16_lo(pair), L.bf16_hi(pair))
     most = L.f32(0)
     for i in L.unroll(8):
