@@ -142,7 +142,7 @@ class Blocks:
             ours = timing.rotate(OURS, [bench.bind(step, ports, c) for c in rotated(bench, step, device.target.l2)])
             stack.callback(ours.keep.close)
             reader = stack.enter_context(probe.Reader(device, step.program.traffic, name=READ))
-            timed = [ours, reader.timed]
+            timed = [t for t in (ours, reader.timed, reader.ahead) if t]
             found = timing.measure(device, timed, rounds=self.with_.rounds, seed=seed)
             y = step.call.y.data
             if digest(device.download(ports[y.name], y.dtype, y.shape)) != before:

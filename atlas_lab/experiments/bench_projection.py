@@ -33,6 +33,7 @@ from atlas_lab.runtime import probe, timing
 from atlas_lab.runtime.device import Device
 
 OURS, WHOLE, READ, PEER = "ours", "whole", "read", "peer"
+AHEAD = f"{READ} ahead"  # reads in dependent launches
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Projections:
             for t in timed:
                 stack.callback(t.keep.close)
             reader = stack.enter_context(probe.Reader(device, step.program.traffic, name=READ))
-            timed.append(reader.timed)
+            timed += [t for t in (reader.timed, reader.ahead) if t]
             peer = None
             for format in self._read_by_peer(case):
                 stored = bench_peer.stored(reference_of(case).file(format, cache.directory()))
@@ -152,12 +153,12 @@ class Projections:
 
 
 def product_of(step: Step) -> Step:
-    """The step without the launches that quantize x, whose outputs a run of the whole left, and which then overlaps
-    with nothing before it; the step itself if it has none."""
-    first, *rest = (launch for launch in step.program.launches if not launch.quantizes)
-    if 1 + len(rest) == len(step.program.launches):
-        return step
-    return replace(step, program=replace(step.program, launches=(replace(first, pdl=False), *rest)))
+    """The step without the launches that quantize x, whose outputs a run of the whole left; the step itself if it has
+    none."""
+    rest = tuple(launch for launch in step.program.launches if not launch.quantizes)
+    return (
+        step if len(rest) == len(step.program.launches) else replace(step, program=replace(step.program, launches=rest))
+    )
 
 
 def _checked(step: Step, cell: BenchCell, parity: Parity, bench: Bench, x: np.ndarray) -> Any:
@@ -179,6 +180,7 @@ def _checked(step: Step, cell: BenchCell, parity: Parity, bench: Bench, x: np.nd
 def fill(cell: BenchCell, step: Step, blocks: dict[str, list[float]], target: Target, seed: int) -> None:
     """Times, floor and share from the blocks of ours and of the read kernel."""
     cell.ours, cell.read = measured(blocks[OURS], seed), measured(blocks[READ], seed)
+    cell.ahead = measured(blocks[AHEAD], seed) if AHEAD in blocks else None
     cell.of_read = relative(blocks[READ], blocks[OURS], seed)
     cell.whole = measured(blocks[WHOLE], seed) if WHOLE in blocks else None
     cell.floor_us, cell.bound_by = floor_of(cell.read.median_us, step.program.launches, target)

@@ -67,10 +67,10 @@ class Must(Part):
 
 
 class BenchCell(Part):
-    """One case. `read` is the read kernel over the same bytes in the same run; `floor_us` the larger of that and of the
-    operations over their pipe's rate, `share` floor over time. `ours` is the product alone where launches before it
-    quantize x, as the peer's is, and `whole` the program with them. `used` says which projections of which models have
-    the shape; `peer_failed` why the peer gave no time."""
+    """One case. `read` is the read kernel over the same bytes in the same run, `ahead` the same in dependent launches;
+    `floor_us` the larger of `read` and of the operations over their pipe's rate, `share` floor over time. `ours` is the
+    product alone where launches before it quantize x, as the peer's is, and `whole` the program with them. `used` says
+    which projections of which models have the shape; `peer_failed` why the peer gave no time."""
 
     name: str
     arm: str
@@ -88,6 +88,7 @@ class BenchCell(Part):
     ours: Measured | None = None
     whole: Measured | None = None
     read: Measured | None = None
+    ahead: Measured | None = None
     floor_us: float | None = None
     bound_by: str = ""
     share: float | None = None

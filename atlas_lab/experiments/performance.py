@@ -19,6 +19,11 @@ RUNNING = (
     "bracket is the 95 % bootstrap interval. The floor is the larger of the read kernel's time and the operations "
     "over their pipe's rate. Speeds relative to a peer hold across runs, absolute times drift."
 )
+AHEAD = (
+    "Our launches are dependent where the card can: one begins to fetch its weights while the one before it ends, and "
+    "waits for that before it reads what that wrote. A launch of the read kernel begins when the one before it is "
+    "over, so a share can pass 1. Read ahead is the same kernel in dependent launches: what ours are bounded by."
+)
 CHECKED = (
     "The error is that of a peer's whole output against the float64 product of what it multiplied: the weights it "
     "read, and x as it quantized it where it does, in time that is not counted."
@@ -51,12 +56,17 @@ def render(result: BenchResult, source: Path, plot: str = "") -> str:
         f"    {result.command}",
         "",
         LOADING if result.suite == "load" else RUNNING,
+        *(["", AHEAD] if any(c.ahead for c in result.cells) else []),
         "",
     ]
     if plot:
         lines += [f"![Time against rows]({plot})", ""]
-    head, row = (LOAD_HEAD, _load_row) if result.suite == "load" else (HEAD, _row)
-    lines += _table(head, [row(c) for c in result.cells])
+    ahead = any(c.ahead for c in result.cells)
+    if result.suite == "load":
+        lines += _table(LOAD_HEAD, [_load_row(c) for c in result.cells])
+    else:
+        head = (*HEAD, "read ahead, us") if ahead else HEAD
+        lines += _table(head, [_row(c) + ((_ahead(c),) if ahead else ()) for c in result.cells])
     lines += ["", "## What must hold", "", *_musts(result)]
     lines += _wholes(result) + _rows(result) + _shapes(result) + _peers(result)
     return "\n".join(lines) + "\n"
@@ -89,6 +99,10 @@ def _row(c: BenchCell) -> tuple[str, ...]:
         f"{c.share:.3f}",
         *peer,
     )
+
+
+def _ahead(c: BenchCell) -> str:
+    return f"{c.ahead.median_us:.2f}" if c.ahead else ""
 
 
 def _wholes(result: BenchResult) -> list[str]:

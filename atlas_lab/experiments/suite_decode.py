@@ -33,12 +33,11 @@ CUDA_CORES: dict[str, dict[str, tuple[int, ...]]] = {
 OF_PEER = {
     ("bf16_gemv", 1): 1.0,
     ("bf16_mma", 1): 1.0,
+    ("fp8_gemv", 1): 1.25,
     ("fp8_mma", 1): 1.25,
     ("fp8_mma", 16): 1.2,
     (NVFP4, 1): 1.6,
-    (NVFP4, 2): 1.55,
-    (NVFP4, 4): 1.55,
-    (NVFP4, 8): 1.55,
+    **{(NVFP4, m): 1.55 for m in (2, 3, 4, 5, 8)},
     (NVFP4, 16): 1.4,
 }
 OF_FLOOR = {(Q4_K, 1): 0.7, ("q2_mma", 1): 0.5}
@@ -56,8 +55,8 @@ def blocks() -> tuple[FfnCase, ...]:
     """The FFN of a 27B model in NVFP4: every place of the gated product, dependent launches and plain ones at M=1."""
     wide, hidden = SHAPE
     forms = [(1, g, pdl) for g in CHOICES["gated"] for pdl in (True, False)]
-    forms += [(m, g, False) for m in (4, 16) for g in CHOICES["gated"]]
-    best = (1, "epilogue", False)
+    forms += [(m, g, True) for m in (4, 16) for g in CHOICES["gated"]]
+    best = (1, "epilogue", True)
     return tuple(
         FfnCase(JOINED, NVFP4, "nvfp4", hidden, wide, *form, of_floor=1 / FLOORS if form == best else 0.0)
         for form in forms

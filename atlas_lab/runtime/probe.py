@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from math import ceil
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.tensor import Tensor, round_up
+from atlas_lab.kernels.lang import DEPENDENT
 from atlas_lab.kernels.probe import read_xor
 from atlas_lab.runtime.cuda import CudaBound, CudaDevice, gpu_of
 from atlas_lab.runtime.device import Buffer, Device
@@ -40,22 +42,26 @@ class Reading:
 READINGS = (Reading(8, 4), Reading(8, 8), Reading(16, 4, 4), Reading(8, 8, 8), Reading(32, 4, 2), Reading(16, 8, 2))
 
 
-def read_program(nbytes: int, reading: Reading, sms: int, at: int = 0, whole: Tensor | None = None) -> Program:
-    """Read `nbytes` (rounded up to 16) once, from byte `at` of the buffer `data`; `out` receives one XOR a warp."""
+def read_program(
+    nbytes: int, reading: Reading, sms: int, at: int = 0, whole: Tensor | None = None, pdl: bool = False
+) -> Program:
+    """Read `nbytes` (rounded up to 16) once, from byte `at` of the buffer `data`; `out` receives one XOR a warp. With
+    `pdl` it may begin before the launch before it is over."""
     vectors = max(1, ceil(nbytes / VECTOR))
     grid = reading.grid(vectors, sms)
     data = Tensor("u32", (4 * vectors,), "data", offset=at)
     out = Tensor("u32", (grid * reading.warps,), "out")
     kernel = read_xor(reading.warps, reading.unroll)
-    launch = Launch(kernel, grid=grid, block=32 * reading.warps, args=(data, out, vectors), label="read")
+    launch = Launch(kernel, grid=grid, block=32 * reading.warps, args=(data, out, vectors), pdl=pdl, label="read")
     return Program(f"read of {nbytes} bytes", (launch,), inputs=(whole or data,), outputs=(out,))
 
 
 class Reader:
     """The read kernel over rotated random data: the floor beside which a kernel that reads `nbytes` is timed.
 
-    The fastest of `readings` at that size is used. `timed` goes into `measure` beside the kernels; a context manager
-    that frees the data.
+    The fastest of `readings` at that size is used. `timed` goes into `measure` beside the kernels; `ahead`, if the card
+    can, is the same in dependent launches, as arms have them: each begins to read while the one before it ends. A
+    context manager that frees the data.
     """
 
     def __init__(
@@ -75,13 +81,17 @@ class Reader:
         try:
             data = self._allocate(gpu, sets * step, "data")
             fill_random(gpu, data)
-            self._candidates = [self._timed(gpu, data, r, sets, step) for r in readings]
+            made = partial(self._timed, gpu, data, sets, step)
+            self._graphs = [made(r) for r in readings]
             best = 0
             if len(readings) > 1:
-                timing = measure(gpu, self._candidates, rounds=3)
-                best = min(range(len(readings)), key=lambda i: timing.median(self._candidates[i].name))
+                timing = measure(gpu, self._graphs, rounds=3)
+                best = min(range(len(readings)), key=lambda i: timing.median(self._graphs[i].name))
             self.reading = readings[best]
-            self.timed = replace(self._candidates[best], name=name)
+            self.timed, self.ahead = replace(self._graphs[best], name=name), None
+            if gpu.target.meets(DEPENDENT):
+                self._graphs.append(made(self.reading, pdl=True))
+                self.ahead = replace(self._graphs[-1], name=f"{name} ahead")
         except BaseException:
             self.close()
             raise
@@ -90,16 +100,16 @@ class Reader:
         self._buffers.append(device.allocate(nbytes, "probe", name=name))
         return self._buffers[-1]
 
-    def _timed(self, device: CudaDevice, data: Buffer, r: Reading, sets: int, step: int) -> Timed:
+    def _timed(self, device: CudaDevice, data: Buffer, sets: int, step: int, r: Reading, *, pdl: bool = False) -> Timed:
         whole = Tensor("u8", (sets * step,), "data")
-        programs = [read_program(self.bytes, r, device.card.sms, i * step, whole) for i in range(sets)]
+        programs = [read_program(self.bytes, r, device.card.sms, i * step, whole, pdl) for i in range(sets)]
         out = self._allocate(device, programs[0].outputs[0].bytes, "out")
         bound = [device.bind(p, {"data": data, "out": out}) for p in programs]
         return rotate(f"read {r.warps}x{r.unroll}x{r.per_sm}", bound)
 
     def close(self) -> None:
         """Destroy the graphs and free the data."""
-        for t in self.__dict__.pop("_candidates", ()):
+        for t in self.__dict__.pop("_graphs", ()):
             if isinstance(t.keep, Graph):
                 t.keep.close()
         while self._buffers:

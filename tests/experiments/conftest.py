@@ -14,7 +14,7 @@ from atlas_lab.experiments import timed
 from atlas_lab.formats import FORMATS
 from atlas_lab.runtime import probe, timing
 
-US = {"ours": 10.0, "read": 7.0, "peer": 9.0}
+US = {"ours": 10.0, "read": 7.0, "read ahead": 6.0, "peer": 9.0}
 TOYS = Path(__file__).parent / "toy_arms.py"
 PLAIN = ("bf16_gemv", "bf16_gemm", "fp8_gemv", "fp8_gemm", "nvfp4_gemv", "nvfp4_gemm")
 
@@ -51,7 +51,7 @@ def bench_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[st
 
     class Reader:
         def __init__(self, device, nbytes, name):
-            self.timed = SimpleNamespace(name=name)
+            self.timed, self.ahead = SimpleNamespace(name=name), SimpleNamespace(name=f"{name} ahead")
 
         def __enter__(self):
             return self

@@ -186,7 +186,7 @@ def test_the_page_names_what_each_peer_read_and_which_is_wrong(cell: BenchCell):
         ("foundation", "performance"),
         ("load", "loading"),
         *((f"prefill{s}", f"prefill{s}") for s in ("", "-earlier", "-nvfp4")),
-        *((f"decode{s}", f"decode{s}") for s in ("", "-earlier", "-ffn", "-fp8", "-shapes")),
+        *((f"decode{s}", f"decode{s}") for s in ("", "-shapes")),
     ],
 )
 def test_the_page_in_docs_is_its_jsons(source: str, page: str):

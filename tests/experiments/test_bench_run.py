@@ -61,7 +61,7 @@ def test_cases_of_one_weight_are_loaded_once(registry, clock, monkeypatch: pytes
     cells = run(registry, CASES).cells
     assert [(c.name, c.status) for c in cells] == [(c.name, "passed") for c in CASES]
     assert len(loads) == len(arrays) == 2
-    assert clock == [["ours", "read", "peer"]] * 3
+    assert clock == [["ours", "read", "read ahead", "peer"]] * 3
     assert [c.peer.weights for c in cells] == ["bf16", "bf16", "nvfp4"]
     assert all(c.peer.rel_l2 < 1e-12 and not c.peer.wrong for c in cells)
     assert [len(c.ours.blocks) for c in cells] == [5, 5, 5]
@@ -89,7 +89,7 @@ def test_each_file_is_written_once_and_before_anything_is_timed(registry, clock,
 
 def test_without_peers(registry, clock):
     cells = run(registry, CASES, with_peers=False).cells
-    assert clock == [["ours", "read"]] * 3
+    assert clock == [["ours", "read", "read ahead"]] * 3
     assert [[m.name for m in c.must] for c in cells] == [["of_floor"], [], ["of_one_row"]]
 
 

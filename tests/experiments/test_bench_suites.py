@@ -63,12 +63,11 @@ def test_what_decode_must_reach():
     assert by_peer == {
         ("bf16_gemv", 1): ("torch.mv", 1.0),
         ("bf16_mma", 1): ("torch.mv", 1.0),
+        ("fp8_gemv", 1): ("humming", 1.25),
         ("fp8_mma", 1): ("humming", 1.25),
         ("fp8_mma", 16): ("humming", 1.2),
         ("nvfp4_mma_repacked", 1): ("humming", 1.6),
-        ("nvfp4_mma_repacked", 2): ("humming", 1.55),
-        ("nvfp4_mma_repacked", 4): ("humming", 1.55),
-        ("nvfp4_mma_repacked", 8): ("humming", 1.55),
+        **{("nvfp4_mma_repacked", m): ("humming", 1.55) for m in (2, 3, 4, 5, 8)},
         ("nvfp4_mma_repacked", 16): ("humming", 1.4),
     }
     assert {(c.arm, c.m): c.of_floor for c in cases if c.of_floor} == {("q4k_mma_repacked", 1): 0.7, ("q2_mma", 1): 0.5}
@@ -113,16 +112,16 @@ def test_rows_go_from_decode_to_long_prompts():
 
 
 def test_the_block_of_decode():
-    """Every place of the gated product, dependent and not at M=1, not above; one bound, on the best form."""
+    """Every place of the gated product, dependent and not at M=1, dependent above; one bound, on the best form."""
     cases = decode_of(FfnCase)
     assert {(c.hidden, c.intermediate, c.format, c.arms) for c in cases} == {
         (5120, 17408, "nvfp4", ("nvfp4_mma_repacked_joined", "nvfp4_mma_repacked"))
     }
     places = ("epilogue", "launch", "input")
     at_one = [(1, g, pdl) for g in places for pdl in (True, False)]
-    assert [(c.m, c.gated, c.pdl) for c in cases] == at_one + [(m, g, False) for m in (4, 16) for g in places]
+    assert [(c.m, c.gated, c.pdl) for c in cases] == at_one + [(m, g, True) for m in (4, 16) for g in places]
     assert [(c.name, round(c.of_floor, 4)) for c in cases if c.of_floor] == [
-        ("ffn gated=epilogue pdl=off nvfp4 N=17408 K=5120 M=1", 0.7143)
+        ("ffn gated=epilogue pdl=on nvfp4 N=17408 K=5120 M=1", 0.7143)
     ]
 
 
