@@ -217,7 +217,7 @@ def test_weights_that_are_not_whole_units_are_refused() -> None:
 
 def test_tiles_are_chosen_for_what_they_must_fill() -> None:
     base = base_context(HOPPER)
-    assert tile_of(case_of(64, 17408, 5120), base) == (64, 128, 1)
+    assert tile_of(case_of(64, 17408, 5120), base) == (64, 64, 1)
     assert tile_of(case_of(128, 17408, 5120), base) == (128, 128, 1)
     assert tile_of(case_of(512, 17408, 5120), base) == (256, 128, 2)
     assert tile_of(case_of(4096, 17408, 5120), base) == (256, 128, 2)
