@@ -34,6 +34,7 @@ from atlas_lab.arms.wgmma import (
     Nvfp4W4A4Emulated,
     Nvfp4Wgmma,
     Nvfp4WgmmaFp8,
+    Nvfp4WgmmaInt8,
     Nvfp4WgmmaJoined,
     Nvfp4WgmmaW4A8,
     Q2Dequant,
@@ -57,7 +58,7 @@ def atlas_arms() -> list[Arm]:
         *(Fp8Gemv(), Fp8RowGemv(), Fp8Mma("fp8_mma"), Fp8RowMma("fp8_row_mma"), Fp8WgmmaW8A8(), Fp8Gemm()),
         Fp8Wgmma(),  # behind fp8_gemm: where an order or pin names it
         *(Nvfp4Gemv(), Nvfp4Gemv64(), Nvfp4Mma("nvfp4_mma"), Nvfp4MmaRepacked("nvfp4_mma_repacked")),
-        *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined(), Nvfp4WgmmaFp8(), Nvfp4WgmmaW4A8()),
+        *(Nvfp4Gemm(), Nvfp4Wgmma(), Nvfp4WgmmaJoined(), Nvfp4WgmmaFp8(), Nvfp4WgmmaW4A8(), Nvfp4WgmmaInt8()),
         # activations quantized too: where an order or pin names them
         *(Nvfp4W4A4(), Nvfp4W4A4Emulated()),
         *(Nvfp4Mmq("nvfp4_mmq"), Nvfp4Mmq("nvfp4_mmq_joined", joined=True), Nvfp4Mmq("block_nvfp4_mmq", "block_nvfp4")),

@@ -18,7 +18,7 @@ from atlas_lab.runtime.device import open_device
 
 H200 = shipped_targets()[0]
 ARMS = {a.name: a for a in atlas_arms()}
-NVFP4 = ["nvfp4_mma", "nvfp4_mma_repacked", "nvfp4_wgmma", "nvfp4_wgmma_fp8", "nvfp4_wgmma_w4a8"]
+NVFP4 = ["nvfp4_mma", "nvfp4_mma_repacked", "nvfp4_wgmma", "nvfp4_wgmma_fp8", "nvfp4_wgmma_w4a8", "nvfp4_wgmma_int8"]
 Spoil = Callable[[str, np.ndarray], np.ndarray]
 
 

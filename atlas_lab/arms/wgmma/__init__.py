@@ -9,6 +9,7 @@ from atlas_lab.arms.wgmma.int8 import Int8Wgmma, Int8WgmmaSub
 from atlas_lab.arms.wgmma.joined import Bf16WgmmaJoined, Nvfp4WgmmaJoined
 from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma
 from atlas_lab.arms.wgmma.nvfp4_fp8 import Nvfp4WgmmaFp8, Nvfp4WgmmaW4A8
+from atlas_lab.arms.wgmma.nvfp4_int8 import Nvfp4WgmmaInt8
 from atlas_lab.arms.wgmma.q2_0 import Q2Mmq
 from atlas_lab.arms.wgmma.q2_dequant import Q2Dequant
 from atlas_lab.arms.wgmma.q4_k import Q4KMmq
@@ -26,6 +27,7 @@ __all__ = [
     "Nvfp4W4A4Emulated",
     "Nvfp4Wgmma",
     "Nvfp4WgmmaFp8",
+    "Nvfp4WgmmaInt8",
     "Nvfp4WgmmaJoined",
     "Nvfp4WgmmaW4A8",
     "Q2Dequant",

@@ -55,7 +55,7 @@ def _of(i: int) -> tuple[int, int]:
 _HALVES, _COLUMNS = np.array([_of(i) for i in range(COUNT)]).T
 
 
-def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a·b + c of float32, rounded once: to odd in float64 first."""
     product, c = a.astype(np.float64) * b, c.astype(np.float64)
     total = product + c
@@ -100,7 +100,7 @@ def scaled_sums(blocks: int, fresh: bool = False, by_bits: int = BY_BITS) -> L.O
         with np.errstate(all="ignore"):
             factor = row[_HALVES] * column[_COLUMNS]
             value = np.array(sums, np.int32).astype(np.float32)
-            out[here] = value * factor if fresh else _fused(value, factor, np.array(out[here], np.float32))
+            out[here] = value * factor if fresh else fused(value, factor, np.array(out[here], np.float32))
         return tuple(out)
 
     vec = L.Vec(L.f32, total)

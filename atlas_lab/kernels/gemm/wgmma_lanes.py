@@ -14,8 +14,10 @@ has of one product, its first 4 K in the product's first half, the others in its
 
 `codes_of_groups` makes E4M3 of codes alone, for products of 32 of K that cover one group each, 16 of K in the order of
 x: lane t takes K 4t to 4t + 3, which registers 0 to 3 or 4 to 7 of the group's pair of words t / 2 hold.
+`integers_of_groups` makes int8 of them, twice the codes.
 """
 
+import functools
 from typing import NamedTuple
 
 from atlas_lab.kernels import lang as L
@@ -26,6 +28,9 @@ SCALES_AT = 1024  # bytes of a unit before its block scales
 # Codes come as 2^-126 of themselves: under scales made 2^3 of theirs, weights are 2^-120 of an eighth of themselves.
 ROUNDED_BIAS, ROUNDED_LIFT = 0x3C003C00, 8.0
 SCALE_BITS = 117 << 23  # scales are 5 and 3 bits of 2^(e - 10): the exponent of a float32 less theirs
+# f16 2^15 makes 2^-14 of a code twice the code; 1536 has a low byte of 0, which becomes that of what is added
+INTEGER_LIFT, INTEGER_BASE = 0x78007800, 0x66006600
+INTEGERS_LIFT = 0.5
 CODES_LIFT = 64.0  # the same 2^-126 of a code are 2^-120 of a 64th of it, exact in E4M3
 
 
@@ -135,19 +140,43 @@ def rounded_weights(unit, at, half, scales):
 
 
 @L.device
-def codes_of_groups(unit, at, half):
-    """For each of the four groups of a half of 64 K of the unit at byte `at`: a 64th of the codes of rows g and g + 8,
-    the two registers of one half of a fragment (m64n*k32)."""
-    t = L.lane_id() & 3
-    out = ()
-    for group in L.unroll(4):
-        q = L.lds_v2_b32(unit, at + 512 * half + 64 * (L.lane_id() >> 2) + 16 * group + 8 * (t >> 1))
-        c = L.e2m1x16_small(q[0], q[1])
-        mine = ()
-        for i in L.unroll(4):
-            mine = mine + (c[4 + i] if t & 1 else c[i],)
-        out = out + ((L.bf16x4_e4m3_small(mine[0], mine[2]), L.bf16x4_e4m3_small(mine[1], mine[3])),)
-    return out
+def _integers(low, high):
+    """Twice four codes, given as bf16 times 2^-126: int8."""
+    # the three bits of a magnitude are an f16's, subnormals too, three places further up: 2^-14 of the code
+    v = L.hfma2(L.u32(low << 3) & 0x0E000E00 | low & 0x80008000, INTEGER_LIFT, INTEGER_BASE)
+    w = L.hfma2(L.u32(high << 3) & 0x0E000E00 | high & 0x80008000, INTEGER_LIFT, INTEGER_BASE)
+    return L.prmt(v, w, 0x6420)
+
+
+@functools.cache
+def _of_groups(four_of: L.DeviceFunction):
+    """A device function `(unit, at, half)`: for each of the four groups of a half of 64 K of the unit at byte `at`,
+    what `four_of(low, high)` makes of four codes of a row, bf16 times 2^-126: of rows g and g + 8, the two registers of
+    one half of a fragment (m64n*k32)."""
+
+    @L.device
+    def run(unit, at, half):
+        t = L.lane_id() & 3
+        out = ()
+        for group in L.unroll(4):
+            q = L.lds_v2_b32(unit, at + 512 * half + 64 * (L.lane_id() >> 2) + 16 * group + 8 * (t >> 1))
+            c = L.e2m1x16_small(q[0], q[1])
+            mine = ()
+            for i in L.unroll(4):
+                mine = mine + (c[4 + i] if t & 1 else c[i],)
+            out = out + ((four_of(mine[0], mine[2]), four_of(mine[1], mine[3])),)
+        return out
+
+    return run
+
+
+@L.device
+def _sixty_fourths(low, high):
+    """A 64th of four codes: E4M3."""
+    return L.bf16x4_e4m3_small(low, high)
+
+
+codes_of_groups, integers_of_groups = _of_groups(_sixty_fourths), _of_groups(_integers)
 
 
 @L.device
