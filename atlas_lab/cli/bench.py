@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from atlas_lab.cli.common import DONE, INTERRUPTED, SAYS_NO, Common, app, verb
+from atlas_lab.cli.common import DONE, INTERRUPTED, SAYS_NO, Common, app, check_budget, verb
 from atlas_lab.cli.progress import progress
 from atlas_lab.experiments import performance, results, rows_plot, suite_rows
 from atlas_lab.experiments.bench import ROUNDS, run_bench, says_no
@@ -33,6 +33,7 @@ def bench(
     ] = "",
     peers: Annotated[bool, typer.Option("--peers", help="Measure what one would use instead, too.")] = False,
     rounds: Annotated[int, typer.Option(min=LEAST_BLOCKS, help="Blocks of everything that is compared.")] = ROUNDS,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no other weight after these.")] = None,
     seed: Annotated[int, typer.Option(help="Of activations, order and intervals.")] = SEED,
     render: Annotated[
         Path | None, typer.Option(metavar="JSON", help="Measure nothing: write the page of this result.")
@@ -41,9 +42,10 @@ def bench(
 ) -> int:
     """Measure arms at full size on this GPU, against the read kernel and their peers, in one run.
 
-    The result goes to benchmarks/SUITE.json, or to --json; of a part of the suite to --json alone. Exit status 1 where
-    a case fails parity or a bound.
+    The result goes to benchmarks/SUITE.json, or to --json, which is written after every weight; of a part of the suite
+    to --json alone. Exit status 1 where a case fails parity or a bound.
     """
+    check_budget(budget)
     if render is not None:
         return _render(common, render, to)
     cases = suite_named(suite, only)
@@ -55,6 +57,7 @@ def bench(
     result = BenchResult()
     status = DONE
     said = {"--suite": suite, "--only": only, "--rounds": str(rounds) if rounds != ROUNDS else ""}
+    said["--budget"] = "" if budget is None else f"{budget:g}"
     options = [f"{name} {shlex.quote(value)}" for name, value in said.items() if value]
     command = " ".join(["atlas-lab bench", *options, *(["--peers"] if peers else []), f"--seed {seed}"])
     try:
@@ -67,6 +70,8 @@ def bench(
                 with_peers=peers,
                 seed=seed,
                 rounds=rounds,
+                budget=budget,
+                kept=lambda: common.keep(results.dumps(result)),
                 command=command,
                 result=result,
                 notify=notify,

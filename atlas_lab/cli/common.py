@@ -18,6 +18,7 @@ from atlas_lab.core.levers import PREFIX
 from atlas_lab.core.registry import Registry
 from atlas_lab.experiments import config, settings
 from atlas_lab.experiments.config import Loaded
+from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.results import writable, write
 from atlas_lab.experiments.settings import Said
 
@@ -84,6 +85,17 @@ class Common:
         else:
             write(Path(self.json), text)
             self.console.print(f"written: {self.json}", markup=False, highlight=False)
+
+    def keep(self, text: str) -> None:
+        """What there is of the answer so far, into the file that `--json` names."""
+        if self.json is not None and not self.alone:
+            write(Path(self.json), text)
+
+
+def check_budget(seconds: float | None) -> None:
+    """Raise ConfigError for a budget that is no time."""
+    if seconds is not None and not seconds > 0:
+        raise ConfigError(f"--budget {seconds:g}: expected more than 0 seconds")
 
 
 def console(json: str | None) -> Console:

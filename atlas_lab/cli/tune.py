@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from atlas_lab.cli.common import DONE, INTERRUPTED, SAYS_NO, Common, app, verb
+from atlas_lab.cli.common import DONE, INTERRUPTED, SAYS_NO, Common, app, check_budget, verb
 from atlas_lab.cli.progress import progress
 from atlas_lab.core.tuned_file import shipped_path
 from atlas_lab.core.tuning import setting, spelled
@@ -47,8 +47,7 @@ def tune(
     What the table has of other arms and shapes stays. Exit status 1 where a setting fails parity.
     """
     require_gpu("tune", common.said)
-    if budget is not None and not budget > 0:
-        raise ConfigError(f"--budget {budget:g}: expected more than 0 seconds")
+    check_budget(budget)
     registry = common.registry(common.load())
     todo = jobs(registry, arms or [], shapes_of(shapes), form, joints_of(shapes))
     result, status = TuneResult(command=_command(arms or [], shapes, form, budget, top, seed), seed=seed), DONE

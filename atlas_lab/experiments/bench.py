@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -55,9 +56,12 @@ def run_bench(
     command: str,
     result: BenchResult,
     rounds: int = ROUNDS,
+    budget: float | None = None,
+    kept: Callable[[], None] = lambda: None,
     notify: Notify = silent,
 ) -> BenchResult:
-    """Measure `cases` into `result`, whose status is `partial` until the end.
+    """Measure `cases` into `result`, whose status is `partial` until the end; after `budget` seconds no other weight is
+    begun, and it stays so. `kept` is called whenever there is more in it.
 
     Raises ConfigError without a GPU: figures are measured or they are not figures; RouteError where an arm is refused,
     before anything is measured.
@@ -69,10 +73,10 @@ def run_bench(
         target = device.target
         result.target = {"name": target.name, "title": target.title, "arch": target.arch}
         with_ = Measuring(registry, said, with_peers, rounds, seed, bench_peer.Products())
-        measure(cases, with_, device, result, notify)
+        all_of = measure(cases, with_, device, result, notify, budget=budget, kept=kept)
         if suite == bench_load.SUITE:
             result.cells.append(bench_load.run_load(device, seed, notify))
-    result.status = "complete"
+    result.status = "complete" if all_of else "partial"
     return result
 
 
@@ -85,8 +89,18 @@ def require_gpu(verb: str, said: Said) -> None:
         raise ConfigError(f"{verb}: no speed is measured without a GPU: {missing.removesuffix(', ' + INSTEAD)}")
 
 
-def measure(cases: Sequence[Case], with_: Measuring, device: Device, result: BenchResult, notify: Notify) -> None:
-    """Measure cases into `result`, group by group; what fails is its group's result, settings excepted."""
+def measure(
+    cases: Sequence[Case],
+    with_: Measuring,
+    device: Device,
+    result: BenchResult,
+    notify: Notify,
+    *,
+    budget: float | None = None,
+    kept: Callable[[], None] = lambda: None,
+) -> bool:
+    """Measure cases into `result`, group by group; what fails is its group's result, settings excepted. Returns whether
+    none was left for want of time."""
     groups = [
         KINDS[type(found[0])](found, with_, device.target)
         for found in (list(g) for _, g in groupby(cases, key=lambda c: (type(c), c.group)))
@@ -95,9 +109,14 @@ def measure(cases: Sequence[Case], with_: Measuring, device: Device, result: Ben
     files = {what: write for group in groups for what, write in group.files().items()}
     with ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1)) as pool:
         list(pool.map(lambda write: write(), files.values()))
-    done = 0
+    done, begin, late = 0, time.monotonic(), False
     for group in groups:
         result.cells.extend(group.cells)
+        late = late or (budget is not None and time.monotonic() - begin > budget)
+        if late:
+            for cell in group.cells:
+                cell.reason = "the budget was spent"
+            continue
         try:
             group.measure(device, notify, done, len(cases))
         except ConfigError:
@@ -105,9 +124,11 @@ def measure(cases: Sequence[Case], with_: Measuring, device: Device, result: Ben
         except Exception as e:  # of a card, a driver or an arm: the cases before it are not lost
             _failed(group.cells, e)
         done += len(group.cells)
+        kept()
     for case, cell in zip(cases, result.cells, strict=True):
         if isinstance(case, BenchCase):
             cell.must += [must for of in (of_one_row, of_peers, of_more_rows) for must in of(case, cell, result.cells)]
+    return not late
 
 
 def _failed(cells: Sequence[BenchCell], e: Exception) -> None:

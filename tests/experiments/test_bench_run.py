@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,24 @@ def test_a_peer_that_does_not_run_costs_ours_nothing(registry, clock, monkeypatc
     monkeypatch.setitem(peers.PEERS, "half", peers.Kind(("bf16",), lacks))
     with pytest.raises(ConfigError, match=r"^peer half: humming is not installed; pip install 'atlas-lab\[peers\]'$"):
         run(registry, CASES[:1])
+
+
+def test_a_budget_ends_before_another_weight_and_what_there_is_was_kept(registry, clock):
+    """Each group's cells are there when it is kept; those that were not begun say why."""
+    result, seen = BenchResult(), []
+    with open_device("interpreter") as device:
+        with_ = projection.Measuring(registry, Said(), False, 5, 0, bench_peer.Products())
+
+        def kept() -> None:
+            seen.append([c.status for c in result.cells])
+            time.sleep(0.01)
+
+        assert not bench.measure(CASES, with_, device, result, lambda *_: None, budget=1e-3, kept=kept)
+    assert len(seen) == 1
+    assert set(seen[0]) == {"passed"}
+    rest = result.cells[len(seen[0]) :]
+    assert rest
+    assert {(c.status, c.reason, c.ours) for c in rest} == {("not run", "the budget was spent", None)}
 
 
 def test_a_fault_is_the_result_of_its_case_and_the_rest_goes_on(registry, clock, monkeypatch: pytest.MonkeyPatch):

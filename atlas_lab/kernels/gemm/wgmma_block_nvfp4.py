@@ -172,7 +172,6 @@ def wgmma_block_nvfp4(bm: int, bn: int, stages: int, blocks: int = 1, raster: in
                     if begin > 0:
                         shares = of_tiles.shares(m, n, steps, cut)
                         acc = parts_of.add(parts, flags, acc, warp, shares, tile, begin, steps)
-                    L.grid_wait()  # the launch before may be a product that is stored to the same rows of y
                     store(y, acc, warp, row0, col0 + 16 * warp, m, n, pitch, odd, (alpha, alpha))
                 of_stages.take(s, phase)
                 tile, begin, end, row0, col0 = of_stages.part(s)

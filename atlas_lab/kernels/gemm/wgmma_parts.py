@@ -94,7 +94,6 @@ def meeting(warps: int, count: int, cluster: int) -> Meeting:
 
     @L.device
     def leave(parts, flags, acc, warp):
-        L.grid_wait()
         slot = L.i32(cuda.blockIdx.x * warps + warp)
         store_part(parts, L.i64(slot) * of_warp + CHUNK * L.lane_id(), acc)
         cuda.syncwarp()
@@ -103,7 +102,6 @@ def meeting(warps: int, count: int, cluster: int) -> Meeting:
 
     @L.device
     def add(parts, flags, acc, warp, shares, tile, begin, steps):
-        L.grid_wait()
         common, rows = shares
         groups, group = L.i32(cuda.gridDim.x // cluster // rows), L.i32(cuda.blockIdx.x // cluster // rows)
         first = L.i32(tile // rows * steps)

@@ -38,7 +38,8 @@ def threads_of(rows: int) -> int:
 @functools.cache
 def roles(rows: int, moved: int = 0) -> tuple[L.DeviceFunction, L.DeviceFunction]:
     """What warpgroups call first where they load and where they multiply `rows`: who has how many registers, `moved` of
-    them from each thread that loads, half as many to each of two that multiply."""
+    them from each thread that loads, half as many to each of two that multiply. Those that multiply wait for the
+    launches before."""
     several = rows > GROUP_ROWS
     few, many = LOADS - moved, MULTIPLIES.get(rows // GROUP_ROWS, 0) + moved // 2 * (rows == 2 * GROUP_ROWS)
 
@@ -51,6 +52,7 @@ def roles(rows: int, moved: int = 0) -> tuple[L.DeviceFunction, L.DeviceFunction
     def multiplying():
         if several:
             L.setmaxnreg_inc(many)
+        L.grid_wait()  # x comes after it anyway, and what they store a launch before may have stored, too
 
     return loading, multiplying
 

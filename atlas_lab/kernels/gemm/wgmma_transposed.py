@@ -49,7 +49,6 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = F
         """What the sums of the lane's four rows of 16 from `row` are multiplied by first."""
         if not by_row:
             return ()
-        L.grid_wait()
         first = row + 2 * (L.lane_id() & 3)
         out = ()
         for j in L.unroll(4):

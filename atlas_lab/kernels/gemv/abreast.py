@@ -33,7 +33,8 @@ class Straight(NamedTuple):
 
     A unit is 16 rows by `span` K, a multiple of BLOCK, of which a lane has RUN of each BLOCK. `locate(args, which, row,
     count, k)`: what is found once of the tile of projection `which` that begins at its row `row` of `count`;
-    `load(source, unit, k)`: the lane's `words` of a unit; `spread(words)`: their codes in other registers;
+    `load(source, unit, k)`: the lane's `words` of a unit, `first` likewise, by loads that stay before the wait for x;
+    `spread(words)`: their codes in other registers;
     `use(sums, codes, source, args, of_x, unit)` adds the unit, with `of_x(unit, i)`: the lane's i-th run of each 8 rows
     of x, as `columns.activations` lays them out; `alpha(args, which)` is what the sums are multiplied by;
     `fetch(source, unit, k)` has L2 fetch the lines of a unit.
@@ -42,6 +43,7 @@ class Straight(NamedTuple):
     span: int
     words: int
     locate: Any
+    first: Any
     load: Any
     spread: Any
     use: Any
@@ -58,7 +60,7 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, turns: 
     if not 1 <= warps * abreast <= WARPS:
         raise ValueError(f"abreast: found {warps * abreast} warps a block, expected 1 to {WARPS}")
     locate, load, spread, use, four_of = reader.locate, reader.load, reader.spread, reader.use, part_of(4)
-    fetch = reader.fetch
+    first, fetch = reader.first, reader.fetch
     store = fragment_stored(reader.alpha)
     span, count = reader.span, reader.words
     mine = warps * columns * FRAGMENT  # bytes of a tile's sums
@@ -93,7 +95,7 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, turns: 
         for _ in L.unroll(count):
             words = words + (L.u32(0),)
         if row < n and unit * span < k:
-            words = load(source, unit, k)
+            words = first(source, unit, k)
         return source, words
 
     @L.device
@@ -123,6 +125,7 @@ def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, turns: 
         for c in L.unroll(columns):
             L.sts_v4_f32(shared, L.i32(slot * mine + (warp * columns + c) * FRAGMENT + 16 * lane), four_of(sums, c))
         L.barrier_sync(slot + 1, 32 * warps)
+        L.grid_wait()  # it is over, since x was there; what is stored may have been stored before
         c = warp
         while c < columns:
             at = L.i32(slot * mine + c * FRAGMENT + 16 * lane)

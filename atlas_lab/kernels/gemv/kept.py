@@ -128,7 +128,7 @@ def keeping(reader: Any, warps: int, depth: int, columns: int, kept: int, blocks
         L.grid_launch_dependents()
         for d in L.unroll(depth):
             start(ring, d * size, d % kept, args, L.i32(row + d // kept * step), n, k)
-        x = L.grid_wait_for(x)
+        L.grid_wait()
         for d in L.unroll(kept):
             mine = mine + take(x, rows, k, unit_of(d), kind)
         begin()

@@ -119,13 +119,24 @@ def reader_of(tiles: int, columns: int, whole: bool, scale: L.Scalar, by_row: bo
         return out
 
     return Reader(
-        SPAN, UNIT, 4, locate, copy, use, no_alpha, crosses=True, early=first_half if wide else None, place=place
+        SPAN,
+        UNIT,
+        4,
+        locate,
+        copy,
+        use,
+        no_alpha,
+        crosses=True,
+        early=first_half if wide else None,
+        place=place,
+        ordered=wide,
     )
 
 
 @functools.cache
-def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
-    """How they are read into registers and multiplied, the same products and sums."""
+def straight_of(columns: int, scale: L.Scalar, by_row: bool, ordered: bool) -> Straight:
+    """How they are read into registers and multiplied, the same products and sums. `ordered`: loads keep their order in
+    the loop, too; where row tiles follow in turn, that takes registers which some targets have not."""
     begin, add, scales = first_product(columns, RUN), product(columns, 1, RUN), scales_of(by_row)
     scaled_add, scaled = axpy(4 * columns), scaled_rows(columns)
     load_scale = L.ldg_f32 if scale is L.f32 else L.ldg_bf16
@@ -136,13 +147,19 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
         at = L.i64(upper) * k + RUN * (L.lane_id() & 3)
         return (L.offset(w, at), L.i32((lower - upper) * k), *scales(args, which, row, count))
 
-    @L.device
-    def load(source, unit, k):
-        words = ()
-        for h in L.unroll(2):
-            here = L.offset(source[0], L.i32(unit * SPAN + h * source[1]))
-            words = words + L.ld_in_v4_b32_line(here, 0) + L.ld_in_v4_b32_line(here, 64)
-        return words
+    def loaded_by(load_line: L.Op):
+        @L.device
+        def load(source, unit, k):
+            words = ()
+            for h in L.unroll(2):
+                here = L.offset(source[0], L.i32(unit * SPAN + h * source[1]))
+                words = words + load_line(here, 0) + load_line(here, 64)
+            return words
+
+        return load
+
+    first = loaded_by(L.ld_in_v4_b32_line)
+    load = first if ordered else loaded_by(L.ldg_v4_b32_line)
 
     @L.device
     def spread(words):
@@ -181,7 +198,7 @@ def straight_of(columns: int, scale: L.Scalar, by_row: bool) -> Straight:
         if half < 2:
             L.prefetch_l2(source[0], L.i32(unit * SPAN + half * source[1]))
 
-    return Straight(SPAN, 16, locate, load, spread, use, no_alpha, fetch)
+    return Straight(SPAN, 16, locate, first, load, spread, use, no_alpha, fetch)
 
 
 @L.family
@@ -215,7 +232,7 @@ def mma_fp8(
     if abreast:
         asked = {"joined": joined, "pair": pair, "clamp": clamp, "not whole": not whole, "more in flight": depth > 1}
         refuse_all_but_plain("abreast", asked, tiles, cluster)
-        run = abreast_of(straight_of(columns, scale, by_row), warps, abreast, columns, turns)
+        run = abreast_of(straight_of(columns, scale, by_row, not turns), warps, abreast, columns, turns)
     else:
         reader = reader_of(tiles, columns, whole, scale, by_row)
         run = stream(reader, warps, depth, tiles, columns, joined, pair, clamp=clamp, cluster=cluster)

@@ -106,7 +106,7 @@ def reader_of(tiles: int, columns: int) -> Reader:
             c = L.i32(c + 1)
         return sums
 
-    return Reader(SPAN, UNIT, 2, locate, copy, use, no_alpha, crosses=True, place=place)
+    return Reader(SPAN, UNIT, 2, locate, copy, use, no_alpha, crosses=True, place=place, ordered=True)
 
 
 @L.family

@@ -27,6 +27,8 @@ class Reader(NamedTuple):
     `lift`, then `alpha(args, which)`, are what the sums are multiplied by. `crosses` says that lanes read what others
     copied, `ragged` that `use` heeds `live`; where it does not, all tiles are.
 
+    `ordered`: x is read by loads that keep their order, and its pointer stays a parameter, which takes no registers.
+
     Where warps keep x in registers, `take(x, rows, k, unit, kind)` is what of it a unit multiplies, `registers` for
     each 8 rows of x: `use` is handed that as its x, and nothing as `source` and `ready`.
     """
@@ -45,6 +47,7 @@ class Reader(NamedTuple):
     place: Any = None
     take: Any = None
     registers: int = 0
+    ordered: bool = False
 
 
 @L.device
@@ -71,6 +74,13 @@ def one_of(which, a, b, c):
 @L.device
 def no_alpha(args, which):
     return L.f32(1)
+
+
+@L.device
+def wait_in_order(x):
+    """Wait for the launches before this one; x for loads that keep their order."""
+    L.grid_wait()
+    return x
 
 
 @L.device
@@ -117,6 +127,7 @@ def stream(
     number, warp, begin, meet, store = team
     each, crosses, ragged = reader.pointers, reader.crosses, reader.ragged
     early = reader.early or not_early
+    waited = wait_in_order if reader.ordered else L.grid_wait_for
 
     @L.device
     def start(ring, slot, source, unit, units, k, live):
@@ -148,7 +159,7 @@ def stream(
         for u in L.unroll(depth):
             start(ring, u * size, source, L.i32(warp() + u * warps), units, k, live)
         meet()
-        x = L.grid_wait_for(x)
+        x = waited(x)
         rows = place(m, k)
         sums = L.zeros(4 * columns * tiles)
         unit, slot = L.i32(warp()), L.i32(0)
