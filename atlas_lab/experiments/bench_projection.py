@@ -80,6 +80,7 @@ class Projections:
 
     def __init__(self, cases: Sequence[BenchCase], with_: Measuring, target: Target) -> None:
         self.cases, self.with_ = cases, with_
+        self.readings: tuple[probe.Reading, ...] = probe.READINGS
         self.plan = plan_of(cases, with_.registry, with_.said, target)
         self.cells = [
             BenchCell(name=c.name, arm=c.arm, format=c.format, n=c.n, k=c.k, m=c.m, used=list(c.used)) for c in cases
@@ -127,7 +128,8 @@ class Projections:
                 timed.append(timing.rotate(WHOLE, [bench.bind(step, ports, c) for c in copies]))
             for t in timed:
                 stack.callback(t.keep.close)
-            reader = stack.enter_context(probe.Reader(device, step.program.traffic, name=READ))
+            reader = stack.enter_context(probe.Reader(device, step.program.traffic, name=READ, readings=self.readings))
+            self.readings = (reader.reading,)  # of as many bytes, but for x and y
             timed += [t for t in (reader.timed, reader.ahead) if t]
             peer = None
             for format in self._read_by_peer(case):

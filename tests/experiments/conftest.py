@@ -50,7 +50,8 @@ def bench_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[st
         return SimpleNamespace(name=name, keep=SimpleNamespace(close=lambda: None))
 
     class Reader:
-        def __init__(self, device, nbytes, name):
+        def __init__(self, device, nbytes, name, readings=probe.READINGS):
+            self.reading = readings[0]
             self.timed, self.ahead = SimpleNamespace(name=name), SimpleNamespace(name=f"{name} ahead")
 
         def __enter__(self):
