@@ -174,6 +174,7 @@ def execute(plan: LoadPlan, read: Read, check: CheckValues, device: Device, *, b
     try:
         loaded.run([s for s in plan.steps if not isinstance(s, Check)])
         _same(plan, loaded)
+        device.synchronize()  # a dependent launch reads weights before it waits for what was launched before it
     except BaseException:
         # The first failure is the one to tell, whatever a device in trouble says to the frees.
         with suppress(DeviceError):

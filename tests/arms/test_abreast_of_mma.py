@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from test_kept_x_of_mma import TARGETS, few, ran
 from test_rows_of_mma import ARMS
+from unwaited import twice
 
 from atlas_lab.arms.mma.forms import NARROW, Form
 from atlas_lab.core.tuning import setting
+from atlas_lab.experiments import trial
 from atlas_lab.kernels.gemv.abreast import BARRIERS, CHUNK, CHUNKS
 from atlas_lab.kernels.gemv.columns import TILE
 from atlas_lab.kernels.gemv.mma_fp8 import mma_fp8
@@ -74,6 +76,17 @@ def test_bits_do_not_depend_on_the_order_of_threads_and_copies(name: str) -> Non
     with InterpreterDevice(few(2), seed=1, options=drawn) as device:
         out = ran(name, form, 9, N, 9, device, device.target).out
     assert out.tobytes() == through_rings(name, plain(form), 9)[:9].tobytes()
+
+
+@pytest.mark.parametrize("name", ABREAST)
+def test_two_calls_that_nobody_waits_for_between_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    form, units = CASES[0][0], 9
+    expected = through_rings(name, plain(form), units)
+    monkeypatch.setattr(trial, "run_program", twice)
+    with open_device("interpreter", few(3)) as device:
+        got = ran(name, form, 16, N, units, device, device.target)
+    assert got.out.tobytes() == expected.tobytes()
+    assert [x.pdl for x in got.program.launches] == [True]
 
 
 @pytest.mark.gpu

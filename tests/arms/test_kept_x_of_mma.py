@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from test_rows_of_mma import ARMS, form_of
+from unwaited import twice
 
 from atlas_lab.arms.mma.forms import NARROW, Form
 from atlas_lab.core.target import Target, shipped_targets
 from atlas_lab.core.tuning import setting
+from atlas_lab.experiments import trial
 from atlas_lab.experiments.case import Case, base_context
 from atlas_lab.experiments.parity import Ran, run
 from atlas_lab.kernels.gemv.columns import TILE
@@ -88,6 +90,17 @@ def test_bits_do_not_depend_on_the_order_of_threads_and_copies(name: str) -> Non
     with InterpreterDevice(few(2), seed=1, options=drawn) as device:
         out = ran(name, OVER, 9, N, OVER.units, device, device.target).out
     assert out.tobytes() == loading(name, plain(OVER), OVER.units)[:9].tobytes()
+
+
+@pytest.mark.parametrize("form", [EVEN, CUT], ids=["even", "cut"])
+def test_two_calls_that_nobody_waits_for_between_are_alike(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, units = "nvfp4_mma_repacked", form.units
+    expected = loading(name, form._replace(kept=0, wide_kept=0, cluster=1, wide_cluster=1), units)
+    monkeypatch.setattr(trial, "run_program", twice)
+    with open_device("interpreter", few(3)) as device:
+        got = ran(name, form, 16, N, units, device, device.target)
+    assert got.out.tobytes() == expected.tobytes()
+    assert [x.pdl for x in got.program.launches] == [True]
 
 
 @pytest.mark.gpu
