@@ -59,15 +59,22 @@ def test_awkward_shapes(form: str, m: int, n: int, k: int, device) -> None:
 
 
 def test_tiles_that_are_cut_along_k(monkeypatch) -> None:
-    """Two shares of three tiles: the middle one lies on both."""
-    target = replace(HOPPER, sms=2)
+    """Three shares of two tiles: the middle one lies on both."""
+    target = replace(HOPPER, sms=3)
     monkeypatch.setattr(Tile, "cut", lambda *a: True)
     monkeypatch.setattr(ARM, "tile", lambda c: IntegersTile(32, 128))
+    launch, cuts = ARM.launch, []
+
+    def recorded(*args, **options):
+        product = launch(*args, **options)
+        cuts.append((product.blocks, product.args[-2]))
+        return product
+
+    monkeypatch.setattr(ARM, "launch", recorded)
     with open_device("interpreter", target) as device:
-        ran = run(case_of(17, 300, 1024), ARM, device, base_context(target))
-        result = run_case(case_of(17, 300, 1024), ARM, device, base_context(target))
+        result = run_case(case_of(17, 136, 1536), ARM, device, base_context(target))
     assert result.ok, result.sentence
-    assert ran.program.launches[-1].args[-2] == 1
+    assert set(cuts) == {(3, 1)}
 
 
 @pytest.mark.gpu
