@@ -23,7 +23,7 @@ FORM = {
 K = 2304
 
 
-@pytest.mark.parametrize("sms", [1, 132])
+@pytest.mark.parametrize("sms", [pytest.param(1, marks=pytest.mark.full), 132])
 @pytest.mark.parametrize("name", GEMVS)
 def test_bits_of_a_row_are_those_of_one_row_alone(name: str, sms: int) -> None:
     arm, target = GEMVS[name], replace(H200, sms=sms)
