@@ -113,7 +113,13 @@ def test_projections_of_any_rows(name: str, roles, ns, m: int, k: int, device) -
     assert result.ok, str(result.compared)
 
 
-@pytest.mark.parametrize(("m", "ns"), [(64, (296, 24, 136)), (33, (77, 270, 3)), (67, (136, 3, 24))])
+@pytest.mark.parametrize(
+    ("m", "ns"),
+    [
+        (64, (296, 24, 136)),
+        *(pytest.param(*p, marks=pytest.mark.full) for p in ((33, (77, 270, 3)), (67, (136, 3, 24)))),
+    ],
+)
 @BOTH
 def test_a_card_of_two_blocks(name: str, m: int, ns) -> None:
     """Each block takes tiles of several projections one after the other, its ring goes around."""
@@ -183,7 +189,7 @@ def test_tiles_that_are_cut(name: str, roles, ns, steps: int, blocks: int, monke
     assert result.ok, str(result.compared)
 
 
-@pytest.mark.parametrize(("m", "ns"), [(40, (72, 8, 136)), (67, (130, 5, 9))])
+@pytest.mark.parametrize(("m", "ns"), [pytest.param(40, (72, 8, 136), marks=pytest.mark.full), (67, (130, 5, 9))])
 @BOTH
 def test_whole_tiles_have_the_bits_of_projections_alone(name: str, m: int, ns, device, monkeypatch) -> None:
     monkeypatch.setattr(Tile, "cut", lambda *a: False)
