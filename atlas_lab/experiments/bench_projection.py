@@ -158,9 +158,9 @@ def product_of(step: Step) -> Step:
     """The step without the launches that quantize x, whose outputs a run of the whole left; the step itself if it has
     none."""
     rest = tuple(launch for launch in step.program.launches if not launch.quantizes)
-    return (
-        step if len(rest) == len(step.program.launches) else replace(step, program=replace(step.program, launches=rest))
-    )
+    if len(rest) == len(step.program.launches):
+        return step
+    return replace(step, program=replace(step.program, launches=rest))
 
 
 def _checked(step: Step, cell: BenchCell, parity: Parity, bench: Bench, x: np.ndarray) -> Any:

@@ -42,7 +42,7 @@ HEAD = (
 
 def render(result: BenchResult, source: Path, plot: str = "") -> str:
     """The page as Markdown, with the picture of that name, if any."""
-    d = result.device
+    d, ahead = result.device, any(c.ahead for c in result.cells)
     lines = [
         f"# {TITLES.get(result.suite, 'Performance')}",
         "",
@@ -56,12 +56,11 @@ def render(result: BenchResult, source: Path, plot: str = "") -> str:
         f"    {result.command}",
         "",
         LOADING if result.suite == "load" else RUNNING,
-        *(["", AHEAD] if any(c.ahead for c in result.cells) else []),
+        *(["", AHEAD] if ahead else []),
         "",
     ]
     if plot:
         lines += [f"![Time against rows]({plot})", ""]
-    ahead = any(c.ahead for c in result.cells)
     if result.suite == "load":
         lines += _table(LOAD_HEAD, [_load_row(c) for c in result.cells])
     else:

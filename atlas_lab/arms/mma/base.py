@@ -103,8 +103,7 @@ class Mma(Arm):
         apart = self.pair_apart if pair else self.apart if self.joined else 0
         cap = self.gate_caps[one.columns] if gate else self.cap(one.columns, one.tiles, variant) + apart
         cap = cap_of_one(one.own) if one.fills else cap
-        more = {"joined": self.joined and not pair, "pair": pair, "gate": gate}
-        more |= {"clamp": "clamp" in way}
+        more = {"joined": self.joined and not pair, "pair": pair, "gate": gate, "clamp": "clamp" in way}
         return type(self).family(
             warps=one.warps,
             depth=one.depth,

@@ -8,24 +8,22 @@ from typing import Any
 import numpy as np
 
 from atlas_lab.arms.fp8 import OverFp8, weight_of
-from atlas_lab.arms.gated import PROLOGUES, form, source
+from atlas_lab.arms.gated import PROLOGUES
 from atlas_lab.arms.wgmma.base import OnWarpgroups, rows_for_tma
+from atlas_lab.arms.wgmma.grouped_x import holding, quantizing, scales_map
 from atlas_lab.arms.wgmma.tiles import Tile, splitting
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
 from atlas_lab.core.launch import Launch
 from atlas_lab.core.numbers import Accuracy, ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
-from atlas_lab.core.tensor import Tensor, round_up
-from atlas_lab.core.tensor_map import TensorMap
+from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.formats import fp8_groups
 from atlas_lab.kernels.activation.quantized import gated_fp8_groups
 from atlas_lab.kernels.gemm.wgmma_fp8 import MOST_AHEAD, wgmma_fp8
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.fp8_groups import GROUP, ROWS, THREADS, quantize_fp8_groups
-
-PITCH = 4  # scales that the rows of x's are rounded up to: 16 bytes
 
 
 class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
@@ -59,26 +57,15 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
         return Tile(bm, bn, across, down, self.beside, bn // 2 if bn > MOST_AHEAD else 0, split)
 
     def scratch(self, c: Call) -> dict[str, Tensor]:
-        groups = -(-c.k // GROUP)
-        operand = {"x.codes": Tensor("e4m3", (c.m, c.k)), "x.scales": Tensor("f32", (groups, round_up(c.m, PITCH)))}
-        return operand | super().scratch(c)
+        return holding(c, "e4m3", GROUP) | super().scratch(c)
 
     def lower(self, c: Call) -> list[Launch]:
         w, steps = weight_of(c)
-        codes, scales = c.scratch["x.codes"], c.scratch["x.scales"]
-        groups, pitch = scales.shape
         t = self.tile(c)
-        flags, words = self.to_clear(c, t)
-        quantized = Launch(
-            gated_fp8_groups(clamp=c.prologue_limit > 0) if c.prologue else quantize_fp8_groups,
-            grid=(-(-c.m // ROWS), groups),
-            block=THREADS,
-            args=(*source(c), codes, scales, flags, c.m, c.k, *form(c), pitch, words),
-            quantizes=True,
-            label=f"{self.name} x",
-        )
-        of_x = TensorMap(scales.view(0, (groups, c.m), (pitch, 1)), (1, t.bm))
-        maps = (self.rows_map(codes, t.bm // t.across), self.rows_map(w.weight, t.bn // t.down), of_x)
+        order = gated_fp8_groups(clamp=c.prologue_limit > 0) if c.prologue else quantize_fp8_groups
+        quantized = quantizing(c, order, ROWS, THREADS, self.to_clear(c, t), f"{self.name} x")
+        x, of_x = self.rows_map(c.scratch["x.codes"], t.bm // t.across), scales_map(c, 1, t.bm)
+        maps = (x, self.rows_map(w.weight, t.bn // t.down), of_x)
         scales = replace(w.scale, dtype="u8", shape=(w.scale.bytes,))
         tail = (*steps, int(w.scale.dtype == "bf16"))
         return [quantized, self.launch(c, t, _kernel(t), (*maps, scales, c.y.data), tail)]

@@ -10,8 +10,9 @@ import numpy as np
 
 from atlas_lab.arms.copies.int8 import can_int8, int8_32
 from atlas_lab.arms.copies.shapes import multiples
-from atlas_lab.arms.gated import PROLOGUES, form, source
+from atlas_lab.arms.gated import PROLOGUES
 from atlas_lab.arms.wgmma.base import OnWarpgroups
+from atlas_lab.arms.wgmma.grouped_x import holding, quantizing, scales_map
 from atlas_lab.arms.wgmma.tiles import L2_BYTES, NARROW, SHARED_BYTES, STEP, Tile, element_rate, read_share
 from atlas_lab.core.call import Call
 from atlas_lab.core.chip import PULL, QUARTERS
@@ -21,7 +22,7 @@ from atlas_lab.core.launch import Launch
 from atlas_lab.core.numbers import Accuracy, ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.target import Target
-from atlas_lab.core.tensor import Tensor, round_up
+from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.formats import int8_groups
@@ -33,7 +34,6 @@ from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.int8 import LANES, ROWS, quantize_int8_groups
 
-PITCH = 4  # scales that the rows of x's are rounded up to: 16 bytes
 THREADS = ROWS * LANES
 ISSUED = 60, 3.6  # instructions of a warp for a stage, and for each of its sums, of a thread
 FLOATS = 16, 2  # scales that a thread loads for 64 columns, and for 64 rows
@@ -113,26 +113,15 @@ class Int8Wgmma(OnWarpgroups):
         return Int8Tile(bm, bn, across, down, self.beside, split=split, sub=self.sub)
 
     def scratch(self, c: Call) -> dict[str, Tensor]:
-        scales = Tensor("f32", (c.k // GROUP, round_up(c.m, PITCH)))
-        return {"x.codes": Tensor("i8", (c.m, c.k)), "x.scales": scales} | super().scratch(c)
+        return holding(c, "i8", GROUP) | super().scratch(c)
 
     def lower(self, c: Call) -> list[Launch]:
         w = c.weights["int8_32"]
-        codes, scales = c.scratch["x.codes"], c.scratch["x.scales"]
-        groups, pitch = scales.shape
         t = self.tile(c)
-        flags, words = self.to_clear(c, t)
-        quantized = Launch(
-            gated_int8_groups(clamp=c.prologue_limit > 0) if c.prologue else quantize_int8_groups,
-            grid=(-(-c.m // ROWS), c.k // BK),
-            block=THREADS,
-            args=(*source(c), codes, scales, flags, c.m, c.k, *form(c), pitch, words),
-            quantizes=True,
-            label=f"{self.name} x",
-        )
-        of_x = TensorMap(scales.view(0, (groups, c.m), (pitch, 1)), (GROUPS, t.bm))
-        of_w = TensorMap(w.scale, (t.bn, GROUPS))
-        args = (self.rows_map(codes, t.bm), self.rows_map(w.q, t.bn), of_x, of_w, c.y.data)
+        order = gated_int8_groups(clamp=c.prologue_limit > 0) if c.prologue else quantize_int8_groups
+        quantized = quantizing(c, order, ROWS, THREADS, self.to_clear(c, t), f"{self.name} x")
+        x, of_x = self.rows_map(c.scratch["x.codes"], t.bm), scales_map(c, GROUPS, t.bm)
+        args = (x, self.rows_map(w.q, t.bn), of_x, TensorMap(w.scale, (t.bn, GROUPS)), c.y.data)
         return [quantized, self.launch(c, t, _kernel(t), args)]
 
     def quantized(self, x: np.ndarray, weights: Any) -> np.ndarray:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from atlas_lab.arms.copies import can_repack, repacked_nvfp4
-from atlas_lab.arms.wgmma.int8 import PITCH, THREADS
+from atlas_lab.arms.wgmma.grouped_x import holding, quantizing, scales_map
+from atlas_lab.arms.wgmma.int8 import THREADS
 from atlas_lab.arms.wgmma.nvfp4 import divides, units_map
 from atlas_lab.arms.wgmma.repacked_tiles import RepackedTile, per_sm
 from atlas_lab.arms.wgmma.tiles import Tile
@@ -20,15 +21,13 @@ from atlas_lab.core.declare import Derived
 from atlas_lab.core.launch import Launch
 from atlas_lab.core.numbers import Accuracy, ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
-from atlas_lab.core.tensor import Tensor, round_up
-from atlas_lab.core.tensor_map import TensorMap
+from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.formats import int8_groups
 from atlas_lab.kernels.gemm.wgmma_int8_scale import GROUP
 from atlas_lab.kernels.gemm.wgmma_nvfp4 import stage_bytes
 from atlas_lab.kernels.gemm.wgmma_nvfp4_int8 import BLOCKS, GROUPS, wgmma_nvfp4_int8
 from atlas_lab.kernels.gemm.wgmma_ring import ROW
-from atlas_lab.kernels.gemv.mma_lanes import SPAN
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.int8 import ROWS, quantize_int8_groups
 
@@ -85,25 +84,14 @@ class Nvfp4WgmmaInt8(Transposed):
         return [repacked_nvfp4(p)]
 
     def scratch(self, c: Call) -> dict[str, Tensor]:
-        scales = Tensor("f32", (c.k // GROUP, round_up(c.m, PITCH)))
-        return {"x.codes": Tensor("i8", (c.m, c.k)), "x.scales": scales} | super().scratch(c)
+        return holding(c, "i8", GROUP) | super().scratch(c)
 
     def lower(self, c: Call) -> list[Launch]:
         t = self.tile(c)
         ((key, w),) = c.weights.items()
-        codes, scales = c.scratch["x.codes"], c.scratch["x.scales"]
-        groups, pitch = scales.shape
-        flags, words = self.to_clear(c, t)
-        quantized = Launch(
-            self.order,
-            grid=(-(-c.m // ROWS), c.k // SPAN),
-            block=THREADS,
-            args=(c.x, codes, scales, flags, c.m, c.k, pitch, words),
-            quantizes=True,
-            label=f"{self.name} x",
-        )
-        of_x = TensorMap(scales.view(0, (groups, c.m), (pitch, 1)), (GROUPS, t.bm))
-        args = (self.rows_map(codes, t.bm), of_x, units_map(w, t), w.global_scale, c.y.data)
+        quantized = quantizing(c, self.order, ROWS, THREADS, self.to_clear(c, t), f"{self.name} x")
+        x, of_x = self.rows_map(c.scratch["x.codes"], t.bm), scales_map(c, GROUPS, t.bm)
+        args = (x, of_x, units_map(w, t), w.global_scale, c.y.data)
         return [quantized, self.launch(c, t, self.kernel(t), args, (divides(key),))]
 
     def quantized(self, x: np.ndarray, weights: Any) -> np.ndarray:

@@ -11,6 +11,13 @@ from atlas_lab.kernels.quantize.nvfp4_blocks import blocks_quantizer
 from atlas_lab.kernels.quantize.nvfp4_lanes import lanes_quantizer, plain
 
 
+@L.device
+def begun(g, u, g_row, u_row, kind):
+    """The source that a kernel below reads, once the launches before are over; the next one may start."""
+    L.grid_launch_dependents()
+    return L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind
+
+
 @functools.cache
 def gated_pair(clamp: bool):
     """A device function as `nvfp4_lanes.plain`: two elements of activation(g)·u, rounded to BF16."""
@@ -77,9 +84,8 @@ def gated_nvfp4(clamp: bool = False, scaled: bool = False):
             u_row: L.i32,
             kind: L.i32,
         ):
-            L.grid_launch_dependents()
             run(
-                (L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind),
+                begun(g, u, g_row, u_row, kind),
                 L.ldg_f32(tensor_scale, 0),
                 codes,
                 scales,
@@ -99,8 +105,7 @@ def gated_nvfp4(clamp: bool = False, scaled: bool = False):
         u_row: L.i32,
         kind: L.i32,
     ):
-        L.grid_launch_dependents()
-        run((L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind), L.f32(1), codes, scales, k)
+        run(begun(g, u, g_row, u_row, kind), L.f32(1), codes, scales, k)
 
     return kernel
 
@@ -130,9 +135,8 @@ def gated_nvfp4_lanes(run: int, clamp: bool = False, scaled: bool = False):
             kind: L.i32,
             words: L.i32,
         ):
-            L.grid_launch_dependents()
             quantize(
-                (L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind),
+                begun(g, u, g_row, u_row, kind),
                 L.ldg_f32(tensor_scale, 0),
                 out,
                 flags,
@@ -154,8 +158,7 @@ def gated_nvfp4_lanes(run: int, clamp: bool = False, scaled: bool = False):
         kind: L.i32,
         words: L.i32,
     ):
-        L.grid_launch_dependents()
-        quantize((L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind), L.f32(1), out, flags, k, words)
+        quantize(begun(g, u, g_row, u_row, kind), L.f32(1), out, flags, k, words)
 
     return kernel
 
@@ -181,8 +184,7 @@ def gated_nvfp4_blocks(clamp: bool = False):
         kind: L.i32,
         words: L.i32,
     ):
-        L.grid_launch_dependents()
-        quantize((L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind), out, flags, k, words)
+        quantize(begun(g, u, g_row, u_row, kind), out, flags, k, words)
 
     return kernel
 
@@ -211,8 +213,7 @@ def gated_fp8_groups(clamp: bool = False):
         pitch: L.i32,
         words: L.i32,
     ):
-        L.grid_launch_dependents()
-        quantize((L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind), codes, scales, flags, m, k, pitch, words)
+        quantize(begun(g, u, g_row, u_row, kind), codes, scales, flags, m, k, pitch, words)
 
     return kernel
 
@@ -241,7 +242,6 @@ def gated_int8_groups(clamp: bool = False):
         pitch: L.i32,
         words: L.i32,
     ):
-        L.grid_launch_dependents()
-        quantize((L.grid_wait_for(g), L.grid_wait_for(u), g_row, u_row, kind), codes, scales, flags, m, k, pitch, words)
+        quantize(begun(g, u, g_row, u_row, kind), codes, scales, flags, m, k, pitch, words)
 
     return kernel

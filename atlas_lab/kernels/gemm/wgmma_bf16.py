@@ -17,7 +17,7 @@ from atlas_lab.kernels.gemm.wgmma_ring import (
     threads_of,
     warps_of,
 )
-from atlas_lab.kernels.gemm.wgmma_split import dealt, mail_bytes
+from atlas_lab.kernels.gemm.wgmma_split import dealt, mail_bytes, refuse_rows
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, row_storer
 from atlas_lab.kernels.gemm.wgmma_walk import loader
 from atlas_lab.kernels.gemv.stream import one_of
@@ -46,8 +46,7 @@ def wgmma_bf16(
     cluster of so many blocks cuts the K of one tile of 64 rows instead; raises ValueError for others.
     """
     consumers = bm // GROUP_ROWS
-    if split > 1 and consumers > 1:  # one whose rows all lie past x would not meet the other
-        raise ValueError(f"split: found tiles of {bm} rows of x, expected {GROUP_ROWS}")
+    refuse_rows(bm, split)
     stage = (bm + bn) * ROW
     out_at = stages * stage
     multiply, wait, count = L.wgmma(L.bf16, bn), L.wgmma_wait(bn // 2), bn // 2

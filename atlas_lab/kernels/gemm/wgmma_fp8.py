@@ -19,7 +19,7 @@ from atlas_lab.kernels.gemm.wgmma_ring import (
     warps_of,
 )
 from atlas_lab.kernels.gemm.wgmma_scales import begun, moved, scale
-from atlas_lab.kernels.gemm.wgmma_split import dealt, mail_bytes
+from atlas_lab.kernels.gemm.wgmma_split import dealt, mail_bytes, refuse_rows
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES, row_storer
 from atlas_lab.kernels.gemm.wgmma_walk import loader
 
@@ -75,8 +75,7 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ras
         raise ValueError(f"wgmma_fp8: found {bn} columns, which lie in {grid_rows(bn)} rows of scales, expected 1 or 2")
     two, ahead = grid_rows(bn) == 2, bn <= MOST_AHEAD
     consumers = bm // GROUP_ROWS
-    if split > 1 and consumers > 1:  # one whose rows all lie past x would not meet the other
-        raise ValueError(f"split: found tiles of {bm} rows of x, expected {GROUP_ROWS}")
+    refuse_rows(bm, split)
     stage = (bm + bn) * ROW
     out_at = stages * stage
     scales_at = out_at + warps_of(bm) * WARP_BYTES

@@ -26,9 +26,9 @@ class Meeting(NamedTuple):
 
     `leave(parts, flags, acc, warp)`: its sums of a part that does not end its tile. `add(parts, flags, acc, warp,
     shares, tile, begin, steps)`: its sums of the part that ends a tile, from step `begin` on, plus those of the blocks
-    before it, the nearest first; `shares` is what the walk's says. Where there are flags both wait for the launch
-    before, which clears them. `begin()`: every thread, before it does either; `end()`: those that do neither, before
-    they exit.
+    before it, the nearest first; `shares` is what the walk's says. Flags, where there are any, were cleared by a
+    launch before, for which `wgmma_ring.roles` waits. `begin()`: every thread, before it does either; `end()`: those
+    that do neither, before they exit.
     """
 
     leave: L.DeviceFunction

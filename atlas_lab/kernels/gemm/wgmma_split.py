@@ -12,12 +12,20 @@ import functools
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.tile import tile_at
 from atlas_lab.kernels.gemm.wgmma_parts import CHUNK, Meeting, meeting
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS
 from atlas_lab.kernels.gemm.wgmma_walk import Walk, share, walk
 from atlas_lab.kernels.gemv.columns import part_of
 from atlas_lab.kernels.lang import cuda
 
 CHUNK_BYTES = 32 * 4 * CHUNK  # of a warp
 SPLITS = (2,)  # blocks of a cluster: three and four find too few SMs side by side
+
+
+def refuse_rows(bm: int, split: int) -> None:
+    """Raises ValueError for a tile that is split and whose warpgroups share bm rows of x: one whose rows all lie past
+    the last would not meet the other."""
+    if split > 1 and bm > GROUP_ROWS:
+        raise ValueError(f"split: found tiles of {bm} rows of x, expected {GROUP_ROWS}")
 
 
 def mail_bytes(warps: int, count: int, split: int) -> int:

@@ -54,7 +54,8 @@ class Straight(NamedTuple):
 def abreast_of(reader: Straight, warps: int, abreast: int, columns: int, turns: bool):
     """A device function as `stream.stream` returns, of one projection and K a multiple of `span`, at most
     `CHUNK·CHUNKS`; its x is a map of boxes of CHUNK of K of 8·columns rows, BLOCK after BLOCK. `abreast` row tiles of
-    `warps` warps, and with `turns` more that follow. Raises ValueError where a block has no barrier for each."""
+    `warps` warps, and with `turns` more that follow. Raises ValueError where a block has no barrier for each, or not so
+    many warps."""
     if not 1 <= abreast <= BARRIERS:
         raise ValueError(f"abreast: found {abreast} row tiles a block, expected 1 to {BARRIERS}")
     if not 1 <= warps * abreast <= WARPS:
