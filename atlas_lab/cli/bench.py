@@ -56,8 +56,12 @@ def bench(
         raise ConfigError(f"--suite {suite}: found no arm {', '.join(dict.fromkeys(unknown))}, expected it installed")
     result = BenchResult()
     status = DONE
-    said = {"--suite": suite, "--only": only, "--rounds": str(rounds) if rounds != ROUNDS else ""}
-    said["--budget"] = "" if budget is None else f"{budget:g}"
+    said = {
+        "--suite": suite,
+        "--only": only,
+        "--rounds": str(rounds) if rounds != ROUNDS else "",
+        "--budget": "" if budget is None else f"{budget:g}",
+    }
     options = [f"{name} {shlex.quote(value)}" for name, value in said.items() if value]
     command = " ".join(["atlas-lab bench", *options, *(["--peers"] if peers else []), f"--seed {seed}"])
     try:

@@ -83,7 +83,7 @@ class Common:
             sys.stdout.write(text)
             sys.stdout.flush()
         else:
-            write(Path(self.json), text)
+            self.keep(text)
             self.console.print(f"written: {self.json}", markup=False, highlight=False)
 
     def keep(self, text: str) -> None:
