@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from atlas_lab.arms.wgmma.tiles import NARROW, WIDE, Tile, ordered, splitting
+from atlas_lab.arms.wgmma.tiles import NARROW, TALL, WIDE, Tile, ordered, splitting
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.launch import Argument, Launch
@@ -45,11 +45,14 @@ class OnWarpgroups(Arm):
     """The same of tiles whose K the blocks of a cluster split, and how many they are."""
     wide: Sequence[tuple[int, int, int]]
     """Columns of those for more, and the blocks of their clusters, across and down."""
+    tall: Sequence[tuple[int, int, int]] = ()
+    """The same of tiles that three warpgroups multiply."""
 
     def tiles(self) -> tuple[list[Tile], list[Tile]]:
         """Those for M up to 64, and those for more."""
         few = [self._tile(NARROW, bn, split=split) for bn, split in self.few]
-        return few, [self._tile(WIDE, *form) for form in self.wide]
+        forms = (*((WIDE, *form) for form in self.wide), *((TALL, *form) for form in self.tall))
+        return few, [self._tile(*form) for form in forms]
 
     def whole_and_split(self) -> tuple[list[Tile], list[Tile]]:
         """All tiles: those whose K no cluster splits, and those whose K one does."""

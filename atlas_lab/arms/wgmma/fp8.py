@@ -11,7 +11,7 @@ from atlas_lab.arms.fp8 import OverFp8, weight_of
 from atlas_lab.arms.gated import PROLOGUES
 from atlas_lab.arms.wgmma.base import OnWarpgroups, rows_for_tma
 from atlas_lab.arms.wgmma.grouped_x import holding, quantizing, scales_map
-from atlas_lab.arms.wgmma.tiles import Tile, splitting
+from atlas_lab.arms.wgmma.tiles import TALL, Tile, splitting
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
 from atlas_lab.core.launch import Launch
@@ -25,6 +25,8 @@ from atlas_lab.kernels.gemm.wgmma_fp8 import MOST_AHEAD, wgmma_fp8
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.fp8_groups import GROUP, ROWS, THREADS, quantize_fp8_groups
 
+UNSHARED = 16  # clocks of a stage that two blocks save which share loads of W: at many rows the card's power is short
+
 
 class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     """Weights E4M3 `[N, K]` and their block scales as stored; x quantized to E4M3 with a scale for 128 of K of a row
@@ -37,6 +39,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     narrow = (192, 136, 128, 64)
     splits = ((128, 2), (80, 2))
     wide = ((128, 1, 1), (64, 1, 1))
+    tall = ((128, 1, 2), (128, 1, 1))
     # the products of 128 of K, then a fused addition for each in FP32: 2**-24, counted twice
     tolerance = Rounded(accumulate="mma_e4m3", out="bf16", depth=lambda k: 4 + -(-k // (GROUP << 11)))
     accuracy = Accuracy(min_snr_db=26)
@@ -54,7 +57,8 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
 
     def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1, split: int = 1) -> Tile:
         # sums of a tile so wide are scaled while nothing is multiplied
-        return Tile(bm, bn, across, down, self.beside, bn // 2 if bn > MOST_AHEAD else 0, split)
+        exposed = bn // 2 if bn > MOST_AHEAD else UNSHARED if bm == TALL and down == 1 else 0
+        return Tile(bm, bn, across, down, self.beside, exposed, split)
 
     def scratch(self, c: Call) -> dict[str, Tensor]:
         return holding(c, "e4m3", GROUP) | super().scratch(c)

@@ -13,7 +13,7 @@ from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, stages_of, thread
 from atlas_lab.kernels.gemm.wgmma_split import mail_bytes
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES
 
-NARROW, WIDE = GROUP_ROWS, 2 * GROUP_ROWS  # rows of a tile, for M up to 64 and above
+NARROW, WIDE, TALL = GROUP_ROWS, 2 * GROUP_ROWS, 3 * GROUP_ROWS  # rows of a tile: for M up to 64, and above
 L2_BYTES = 56  # a clock that an SM gets from L2 while all ask
 GROUP = 16  # SMs of a GPC that clusters of four can use
 FIXED = 2000  # clocks of a tile's first load and of its stores

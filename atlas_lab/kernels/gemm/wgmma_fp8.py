@@ -26,7 +26,7 @@ from atlas_lab.kernels.gemm.wgmma_walk import loader
 BK = ROW  # K of one stage: a column of W's grid of scales, a group of x's
 PRODUCTS = BK // 32
 BLOCK = 128  # rows of W under one scale
-MOST_AHEAD = 128  # columns of which a thread can hold three sets of sums
+MOST_AHEAD = 128  # columns of which a thread of two warpgroups can hold three sets of sums
 
 
 def grid_rows(bn: int) -> int:
@@ -73,8 +73,8 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ras
     """
     if grid_rows(bn) > 2:
         raise ValueError(f"wgmma_fp8: found {bn} columns, which lie in {grid_rows(bn)} rows of scales, expected 1 or 2")
-    two, ahead = grid_rows(bn) == 2, bn <= MOST_AHEAD
     consumers = bm // GROUP_ROWS
+    two, ahead = grid_rows(bn) == 2, bn <= MOST_AHEAD and consumers <= 2  # a third warpgroup multiplies meanwhile
     refuse_rows(bm, split)
     stage = (bm + bn) * ROW
     out_at = stages * stage
