@@ -10,7 +10,13 @@ from atlas_lab.experiments.bench_results import PeerResult, measured, relative
 from atlas_lab.experiments.errors import ConfigError, sentence
 from atlas_lab.experiments.peer_graph import Peer, Stored
 
-MOST_ERROR = 1e-2  # relative, over a whole output: six times what rounding it to BF16 makes
+MOST_ERROR = 1e-2  # relative, over all that is compared: six times what rounding it to BF16 makes
+MOST_ROWS = 256  # of an output that are compared
+
+
+def compared(m: int) -> np.ndarray:
+    """The rows of an output of m that are compared: evenly spread, the first and the last among them."""
+    return np.unique(np.linspace(0, m - 1, min(m, MOST_ROWS)).astype(int))
 
 
 class Products:
@@ -22,13 +28,13 @@ class Products:
         self._known: dict[tuple[object, ...], np.ndarray] = {}
 
     def of(self, weight: Stored, x: np.ndarray, made_by: str = "") -> np.ndarray:
-        """float64 `[M, N]`. Weights of one format and shape are one weight here, and so are x of as many rows that came
-        from `made_by`."""
+        """float64 `[rows, N]` of the rows of x `[M, K]` that are compared. Weights of one format and shape are one
+        weight here, and so are x of as many rows that came from `made_by`."""
         key = (weight.format, weight.n, weight.k, x.shape[0], made_by)
         if key not in self._known:
             while len(self._known) >= self.MOST:
                 del self._known[next(iter(self._known))]
-            self._known[key] = weight.product(x)
+            self._known[key] = weight.product(x[compared(x.shape[0])])
         return self._known[key]
 
 
@@ -49,8 +55,10 @@ def made(name: str, weight: Stored, x: np.ndarray, sets: int) -> tuple[Peer | No
 
 
 def result(peer: Peer, exact: np.ndarray, blocks: list[float], ours: list[float], seed: int) -> PeerResult:
-    """The peer's time from blocks in microseconds, and how far its output is from `exact`, float64 `[M, N]`."""
-    error = float(np.linalg.norm(peer.output - exact) / np.linalg.norm(exact))
+    """The peer's time from blocks in microseconds, and how far its output is from `exact`, float64 `[rows, N]` of the
+    rows that are compared."""
+    found = peer.output[compared(peer.output.shape[0])]
+    error = float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
     wrong = f"found a relative error of {error:.2e} against the float64 product of the {peer.weights} weights it read"
     return PeerResult(
         name=peer.name,

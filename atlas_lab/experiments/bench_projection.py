@@ -32,6 +32,7 @@ from atlas_lab.kernels.lang import cache
 from atlas_lab.runtime import probe, timing
 from atlas_lab.runtime.device import Device
 
+JUDGED = 1024  # most rows of an output that are compared with float64; of all, bits are compared after the timed loop
 OURS, WHOLE, READ, PEER = "ours", "whole", "read", "peer"
 AHEAD = f"{READ} ahead"  # reads in dependent launches
 
@@ -95,7 +96,7 @@ class Projections:
     def measure(self, device: Device, notify: Notify, done: int, of: int) -> None:
         """Fill the cells. A kernel that faults ends the group, for the context may be lost."""
         held = reference_of(self.cases[0]).file(self.cases[0].format, cache.directory())
-        parity = Parity(self.with_.registry, self.plan, held, self.with_.seed)
+        parity = Parity(self.with_.registry, self.plan, held, self.with_.seed, JUDGED)
         with Bench.of(self.plan, held, device) as bench:
             for i, (case, cell) in enumerate(zip(self.cases, self.cells, strict=True)):
                 notify(case.name, done + i, of)
