@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atlas_lab.experiments import bench, bench_peer, numbers, peers
+from atlas_lab.experiments import bench, bench_peer, numbers, oracle, peers
 from atlas_lab.experiments import bench_projection as projection
 from atlas_lab.experiments.bench_case import BenchCase
 from atlas_lab.experiments.bench_results import BenchResult
@@ -185,3 +185,24 @@ def test_products_are_kept_for_the_last_few_weights():
         object.__setattr__(stored, "product", lambda x, n=n: made.append(n) or x)
         known.of(stored, w)
     assert made == [1, 2, 3, 4, 5, 6, 1]
+
+
+def test_of_many_rows_some_are_compared_the_first_and_the_last_among_them(registry, clock, monkeypatch):
+    monkeypatch.setattr(projection, "JUDGED", 8)
+    monkeypatch.setattr(bench_peer, "MOST_ROWS", 5)
+    case = BenchCase("nvfp4_gemm", "nvfp4", 48, 64, 21, "both")
+    compare, run_program, shapes = oracle.compare, projection.trial.run_program, []
+    monkeypatch.setattr(oracle, "compare", lambda y, *rest: shapes.append(y.shape) or compare(y, *rest))
+    (cell,) = run(registry, [case]).cells
+    assert (cell.status, shapes, cell.peer.wrong) == ("passed", [(8, 48)], "")
+    assert bench_peer.compared(21).tolist() == [0, 5, 10, 15, 20]
+    for row in (0, 20):
+
+        def breaks(*args, row=row):
+            y = run_program(*args).copy()
+            y[row] *= 2
+            return y
+
+        monkeypatch.setattr(projection.trial, "run_program", breaks)
+        (cell,) = run(registry, [case]).cells
+        assert (cell.status, cell.parity.row) == ("failed", row)
