@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from atlas_lab.kernels.lang.bits import BF16, F16, bf16_from_odd, f16_bits, halves, odd
@@ -11,6 +12,7 @@ from atlas_lab.kernels.lang.types import u32
 _SM80 = Needs((8, 0))
 _HALF = "9.7.4 Half Precision Floating Point"
 U_F16, U_BF16 = 2.0**-11, 2.0**-8
+KEPT = 1 << 15
 
 
 def _f16(f: Callable[..., float]) -> Callable[..., int]:
@@ -22,7 +24,9 @@ def _bf16(f: Callable[..., float]) -> Callable[..., int]:
 
 
 def _lanes(f: Callable[..., int]) -> Callable[..., int]:
-    return lambda *packed: halves(f, *packed)
+    """`f` on both halves, results kept: weights of few bits repeat."""
+    known = functools.lru_cache(KEPT)(f)
+    return functools.lru_cache(KEPT)(lambda *packed: halves(known, *packed))
 
 
 hadd2 = Op(
