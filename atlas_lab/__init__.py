@@ -17,6 +17,7 @@ _HOMES = {
     "core.hookspecs": ("hookimpl",),
     "core.launch": ("Launch", "Program"),
     "core.levers": ("Levers",),
+    "core.library": ("LibraryCall", "LibraryLaunch"),
     "core.numbers": ("Accuracy", "Exact", "ReductionClass", "Rounded"),
     "core.projection": ("Projection", "Site", "WeightSource"),
     "core.registry": ("load_registry",),
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from atlas_lab.core.launch import Launch as Launch
     from atlas_lab.core.launch import Program as Program
     from atlas_lab.core.levers import Levers as Levers
+    from atlas_lab.core.library import LibraryCall as LibraryCall
+    from atlas_lab.core.library import LibraryLaunch as LibraryLaunch
     from atlas_lab.core.numbers import Accuracy as Accuracy
     from atlas_lab.core.numbers import Exact as Exact
     from atlas_lab.core.numbers import ReductionClass as ReductionClass

@@ -16,7 +16,9 @@ from math import inf
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Epilogue, Operand
 from atlas_lab.core.context import Context
+from atlas_lab.core.enqueued import Enqueued
 from atlas_lab.core.launch import Launch, Program
+from atlas_lab.core.library import after_libraries
 from atlas_lab.core.program import PlanError, program_of, projection_call, settled
 from atlas_lab.core.projection import Projection, label_of
 from atlas_lab.core.route import Assignment, Route
@@ -74,7 +76,7 @@ class _Block:
     arms: Mapping[str, Arm]
     said: list[str] = field(default_factory=list)
     parts: list[Program] = field(default_factory=list)
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[Enqueued] = field(default_factory=list)
     temporaries: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -120,7 +122,7 @@ class _Block:
         served = ", ".join(dict.fromkeys(a.arm for a in (*self.first, self.second)))
         made = Program(
             name=f"{self.label} M={m} {served}, gated={place}",
-            launches=tuple(self.launches),
+            launches=after_libraries(self.launches),
             inputs=(x,),
             outputs=(y,),
             persistent=tuple(dict.fromkeys(t for p in self.parts for t in p.persistent)),

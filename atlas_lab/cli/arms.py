@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from atlas_lab.cli.common import DONE, Common, app, verb
-from atlas_lab.core.arm import kernels_of
+from atlas_lab.core.arm import kernels_of, required
 from atlas_lab.core.numbers import Rounded
 from atlas_lab.core.registry import Fault, Plugin
 from atlas_lab.core.resolve import Entry
@@ -39,9 +39,9 @@ def arms(common: Common) -> int:
 
 def _needs(e: Entry) -> str:
     need = Needs()
-    for k in e.arm.kernels:
-        need = need.union(k.needs)
-    return str(need)
+    for x in required(e.arm):
+        need = need.union(x.needs)
+    return ", ".join((str(need), *(c.library for c in e.arm.library_calls)))
 
 
 def _numbers(e: Entry) -> str:
@@ -49,7 +49,7 @@ def _numbers(e: Entry) -> str:
     own = f"rounded ({t.accumulate}, {t.out})" if isinstance(t, Rounded) else f"exact to {t.to}"
     if e.arm.accuracy is not None:
         return f"{own}; changes them, {e.arm.accuracy.min_snr_db:g} dB or more"
-    return own if e.built_in else f"{own}; runs where named"
+    return own if e.default else f"{own}; runs where named"
 
 
 def _from(e: Entry) -> str:
@@ -68,6 +68,7 @@ def _arm(e: Entry) -> dict[str, Any]:
         "source": e.arm.source,
         "activation": e.arm.activation,
         "kernels": [k.entry for k in kernels_of(e.arm)],
+        "library_calls": [c.name for c in e.arm.library_calls],
         "needs": _needs(e),
         "min_snr_db": e.arm.accuracy.min_snr_db if e.arm.accuracy else None,
         "reduction_class": e.arm.reduction_class.id if e.arm.reduction_class else None,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from atlas_lab.cli.common import DONE, Common, app, verb
-from atlas_lab.core.arm import Arm
+from atlas_lab.core.arm import Arm, required
 from atlas_lab.core.registry import Registry
 from atlas_lab.core.route import RouteError
 from atlas_lab.core.target import Target
@@ -89,9 +89,8 @@ def _of_all(
 
 def _rows(registry: Registry, arm: Arm, archs: list[str] | None, n: int, k: int, ms: tuple[int, ...]) -> list[Found]:
     out: list[Found] = []
-    needs = [kernel.needs for kernel in arm.kernels]
-    allowed = [a for a in architectures(needs[0]) if all(a in architectures(need) for need in needs)]
-    for a in archs or allowed:
+    able = [architectures(x.needs) for x in required(arm)]
+    for a in archs or [a for a in able[0] if all(a in other for other in able)]:
         target = target_of(registry.targets.values(), a)
         if target is None:
             known = ", ".join(dict.fromkeys(t.arch for t in registry.targets.values()))

@@ -8,7 +8,8 @@ from typing import Any
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Declaration
-from atlas_lab.core.launch import Launch
+from atlas_lab.core.enqueued import Enqueued
+from atlas_lab.core.library import LibraryCall
 from atlas_lab.core.numbers import Accuracy, Exact, ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.rows import Rows
@@ -52,6 +53,9 @@ class Arm:
     optional_kernels: Sequence[Kernel] = ()
     """More kernels that `lower` may launch, for calls that ask for more than a product and for settings that not all
     cards have; the arm may serve cards that lack what they need."""
+    library_calls: Sequence[LibraryCall] = ()
+    """The calls of libraries that `lower` may make, checked as `kernels` are. An arm that has any runs only where an
+    order or a pin names it: installing a library changes no route."""
     first_on: Sequence[str] = ()
     """Architectures on which it stands before all arms of the built-in order that are not first there: where arms that
     share a copy of the weights serve every M, and others would keep a second one."""
@@ -78,8 +82,8 @@ class Arm:
         """Temporaries of one call, by name."""
         return {}
 
-    def lower(self, call: Call) -> Sequence[Launch]:
-        """The launches of one call."""
+    def lower(self, call: Call) -> Sequence[Enqueued]:
+        """The launches of one call, and calls of libraries among them."""
         raise NotImplementedError
 
     # reference(call, x, weights) -> float64 [M, N]: defined only by an arm whose arithmetic is not "dequantize the
@@ -101,6 +105,11 @@ class Arm:
 def kernels_of(arm: Arm) -> tuple[Kernel, ...]:
     """Every kernel an arm may launch, each once, the optional ones last."""
     return tuple(dict.fromkeys((*arm.kernels, *arm.optional_kernels)))
+
+
+def required(arm: Arm) -> tuple[Kernel | LibraryCall, ...]:
+    """What an arm's calls need the hardware of, whatever else they ask for."""
+    return (*arm.kernels, *arm.library_calls)
 
 
 def is_group(pattern: str) -> bool:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from atlas_lab.core.call import Fields
 from atlas_lab.core.declare import Derived
-from atlas_lab.core.launch import Launch, LaunchError, Program
+from atlas_lab.core.enqueued import LaunchError
+from atlas_lab.core.launch import Launch, Program
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from atlas_lab.core.arm import Arm, is_group, projections_of
+from atlas_lab.core.arm import Arm, is_group, projections_of, required
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Bind, Declaration, Derived
 from atlas_lab.core.projection import Projection, Site
 from atlas_lab.core.target import Target
 from atlas_lab.core.verdict import Verdict, no
+from atlas_lab.kernels.lang import Kernel
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An arm and where it comes from. `default` says that it may run unnamed: built in, and changes no numbers."""
+    """An arm and where it comes from. `default` says that it may run unnamed: built in, changes no numbers and calls no
+    library."""
 
     arm: Arm
     distribution: str
@@ -29,7 +31,7 @@ class Entry:
 
     @property
     def default(self) -> bool:
-        return self.built_in and self.arm.accuracy is None
+        return self.built_in and self.arm.accuracy is None and not self.arm.library_calls
 
 
 Catalog = Sequence[Entry]
@@ -91,17 +93,17 @@ def subjects_of(arm: Arm, roles: Sequence[str]) -> tuple[tuple[int, ...], ...]:
 
 
 def unmet_needs(arm: Arm, target: Target) -> Verdict | None:
-    """The refusal of an arm whose kernels need what the target has not."""
-    for kernel in arm.kernels:
+    """The refusal of an arm whose kernels or libraries need what the target has not."""
+    for x in required(arm):
+        what = f"kernel {x.spec.family}" if isinstance(x, Kernel) else f"{x.library} call {x.name}"
         try:
-            needs = kernel.needs
+            needs = x.needs
         except (Exception, SystemExit) as e:
-            return _error(arm, f"kernel {kernel.spec.family}", e)
+            return _error(arm, what, e)
         if not target.meets(needs):
             return no(
                 "needs",
-                f"kernel {kernel.spec.family} needs {needs}"
-                + (f"; elsewhere use {arm.instead}" if arm.instead else ""),
+                f"{what} needs {needs}" + (f"; elsewhere use {arm.instead}" if arm.instead else ""),
                 found=f"{target.name} (compute capability {target.capability[0]}.{target.capability[1]})",
                 allowed=str(needs),
             )

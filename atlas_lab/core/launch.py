@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from atlas_lab.core.call import Operand
-from atlas_lab.core.target import PIPES
+from atlas_lab.core.enqueued import Enqueued, LaunchError
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.kernels.lang import WAITS, Kernel, Scalar
-from atlas_lab.kernels.lang.types import FloatScalar
+from atlas_lab.kernels.lang.types import FloatScalar, Parameter
 
 GRID_LIMITS = ((1 << 31) - 1, 65535, 65535)  # blocks by dimension
 CLUSTER_LIMIT = 8  # blocks that every device with clusters can run as one
 Dims = int | tuple[int, ...]
 Argument = Tensor | TensorMap | int | float
-
-
-class LaunchError(ValueError):
-    """A launch whose arguments do not fit its kernel; one sentence."""
 
 
 def dims(value: Dims) -> tuple[int, int, int]:
@@ -41,7 +37,7 @@ def _fits(value: int | float, dtype: Scalar) -> bool:
 
 
 @dataclass(frozen=True)
-class Launch:
+class Launch(Enqueued):
     """One kernel launch: `grid` in blocks, `block` in threads, `shared` dynamic bytes, `args` in parameter order.
     `cluster`: how many blocks run together, by dimension; the grid is a multiple of it.
 
@@ -53,6 +49,7 @@ class Launch:
     LaunchError where counts, dtypes or kinds do not fit the kernel's annotations.
     """
 
+    kind: ClassVar[str] = "kernel"
     kernel: Kernel
     grid: Dims
     block: Dims
@@ -74,10 +71,8 @@ class Launch:
                 object.__setattr__(self, extents, dims(getattr(self, extents)))
         except LaunchError as e:
             raise LaunchError(f"launch of {name}: {e}") from None
-        params = self.kernel.params
-        if len(self.args) != len(params):
-            raise LaunchError(f"launch of {name}: found {len(self.args)} arguments, expected {len(params)}")
-        for a, p in zip(self.args, params, strict=True):
+        self._check_count(f"launch of {name}")
+        for a, p in zip(self.args, self.params, strict=True):
             if p.mode:
                 found = getattr(a, "dtype", type(a).__name__)
                 if isinstance(a, TensorMap) is not (p.abi == "map"):
@@ -97,8 +92,7 @@ class Launch:
         self._check_cluster(name)
         if self.shared < 0:
             raise LaunchError(f"launch of {name}: found {self.shared} bytes of shared memory, expected 0 or more")
-        if self.pipe not in PIPES:
-            raise LaunchError(f"launch of {name}: found pipe {self.pipe!r}, expected one of {', '.join(PIPES)}")
+        self._check_pipe(f"launch of {name}")
         if self.pdl and not self.waits:
             raise LaunchError(f"launch of {name}: a dependent launch of a kernel without grid_wait would race")
         bounds = self.kernel.launch_bounds
@@ -114,6 +108,18 @@ class Launch:
             raise LaunchError(f"launch of {name}: found grid {self.grid}, expected a multiple of cluster {cluster}")
 
     @property
+    def entry(self) -> str:
+        return self.kernel.entry
+
+    @property
+    def params(self) -> tuple[Parameter, ...]:
+        return self.kernel.params
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        return (self.kernel, self.grid, self.block, self.cluster, self.shared)
+
+    @property
     def waits(self) -> bool:
         """Whether its kernel waits for the launches before it, and so may be dependent."""
         return not WAITS.isdisjoint(self.kernel.ops)
@@ -126,34 +132,17 @@ class Launch:
     def blocks(self) -> int:
         return prod(dims(self.grid))
 
-    def _tensors(self, positions: tuple[int, ...]) -> tuple[Tensor, ...]:
-        views = (self.args[i] for i in positions)
-        return tuple(v.view if isinstance(v, TensorMap) else v for v in views)
-
-    @property
-    def reads(self) -> tuple[Tensor, ...]:
-        return self._tensors(self.kernel.reads)
-
-    @property
-    def writes(self) -> tuple[Tensor, ...]:
-        return self._tensors(self.kernel.writes)
-
-    @property
-    def traffic(self) -> int:
-        """Fewest bytes the launch moves through device memory: each read once, each written once."""
-        return sum(t.bytes for t in self.reads) + sum(t.bytes for t in self.writes)
-
 
 @dataclass(frozen=True)
 class Program:
-    """Launches in order, and the role of every buffer they name.
+    """Launches in order, calls of libraries among them, and the role of every buffer they name.
 
     `inputs` and `outputs` are ports, `persistent` buffers are weights, `temporaries` live from the first launch to
     the last that names them. Raises LaunchError for a launch that names a buffer of no role.
     """
 
     name: str
-    launches: tuple[Launch, ...]
+    launches: tuple[Enqueued, ...]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     persistent: tuple[Tensor, ...] = ()
@@ -164,7 +153,7 @@ class Program:
         for launch in self.launches:
             for t in (*launch.reads, *launch.writes):
                 if t.name not in known:
-                    raise LaunchError(f"program {self.name}: {launch.kernel.entry} names {t}, which has no role in it")
+                    raise LaunchError(f"program {self.name}: {launch.entry} names {t}, which has no role in it")
 
     @property
     def buffers(self) -> Iterator[Tensor]:

@@ -9,7 +9,9 @@ from typing import Any
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call, Epilogue, Operand, weights_of
 from atlas_lab.core.context import Context
+from atlas_lab.core.enqueued import Enqueued
 from atlas_lab.core.launch import Launch, Program
+from atlas_lab.core.library import LibraryLaunch, after_libraries
 from atlas_lab.core.projection import Projection, label_of
 from atlas_lab.core.route import Assignment
 from atlas_lab.core.tensor import Tensor
@@ -45,20 +47,24 @@ def projection_call(
     )
 
 
-def _launches(arm: Arm, call: Call) -> tuple[Launch, ...]:
+def _launches(arm: Arm, call: Call) -> tuple[Enqueued, ...]:
     made: Any = arm.lower(call)
     launches = tuple(made) if isinstance(made, Iterable) else (made,)
     for x in launches:
+        label = f"{call.y.data.name}: arm {arm.name}"
+        if isinstance(x, LibraryLaunch):
+            if x.call not in arm.library_calls:
+                raise PlanError(f"{label} makes the {x.title}, which its `library_calls` do not list")
+            continue
         if not isinstance(x, Launch):
             raise PlanError(f"{call.y.data.name}: lower of arm {arm.name} returned {made!r}, expected a list of Launch")
-        label = f"{call.y.data.name}: arm {arm.name}"
         if x.kernel not in arm.kernels:
             if x.kernel not in arm.optional_kernels:
                 raise PlanError(f"{label} launches {x.kernel.spec}, which its `kernels` do not list")
             if not call.context.target.meets(x.kernel.needs):
                 target = call.context.target.name
                 raise PlanError(f"{label} launches {x.kernel.spec}, which needs {x.kernel.needs}, found {target}")
-    return tuple(settled(x, call.context) for x in launches)
+    return after_libraries([settled(x, call.context) if isinstance(x, Launch) else x for x in launches])
 
 
 def settled(x: Launch, context: Context) -> Launch:

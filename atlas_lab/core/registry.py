@@ -24,6 +24,7 @@ from atlas_lab.core import hookspecs
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.context import Context
 from atlas_lab.core.levers import nearest
+from atlas_lab.core.library import LibraryCall
 from atlas_lab.core.numbers import Accuracy, Exact, ReductionClass, Rounded
 from atlas_lab.core.projection import Site
 from atlas_lab.core.resolve import Entry, resolve, resolve_all
@@ -269,7 +270,9 @@ def validate(arm: Arm) -> None:
     expect("source", isinstance(arm.source, str), "the name of a format's family")
     expect("activation", isinstance(arm.activation, str) and bool(arm.activation), "the name of a format")
     expect("version", isinstance(arm.version, str), "text")
-    expect("kernels", bool(arm.kernels) and all_are("kernels", Kernel), "a tuple of kernels")
+    expect("library_calls", all_are("library_calls", LibraryCall), "a tuple of library calls")
+    some = bool(arm.kernels) or bool(arm.library_calls)
+    expect("kernels", some and all_are("kernels", Kernel), "a tuple of kernels")
     expect("tolerance", isinstance(getattr(arm, "tolerance", None), Rounded | Exact), "Rounded(...) or Exact(...)")
     expect("accuracy", arm.accuracy is None or isinstance(arm.accuracy, Accuracy), "Accuracy(...) or None")
     declared = arm.reduction_class

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from atlas_lab.core.arm import Arm
+from atlas_lab.core.arm import Arm, required
 from atlas_lab.core.context import Context, ModelDims, Pin, Preferences
 from atlas_lab.core.declare import Declaration
 from atlas_lab.core.levers import Levers
@@ -117,9 +117,9 @@ def base_context(target: Target) -> Context:
 
 
 def target_for(arm: Arm, target: Target) -> Target:
-    """`target`, or where the arm's kernels need other hardware the first shipped one that has it."""
+    """`target`, or where the arm needs other hardware the first shipped one that has it."""
     for t in (target, *shipped_targets()):
-        if all(t.meets(kernel.needs) for kernel in arm.kernels):
+        if all(t.meets(x.needs) for x in required(arm)):
             return t
     return target
 

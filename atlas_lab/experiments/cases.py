@@ -10,8 +10,9 @@ from itertools import product
 from typing import Literal
 
 from atlas_lab.checkpoint.qwen35 import MODULES
-from atlas_lab.core.arm import Arm, is_group
+from atlas_lab.core.arm import Arm, is_group, required
 from atlas_lab.core.context import Context
+from atlas_lab.core.launch import Launch
 from atlas_lab.core.levers import NAMES, others
 from atlas_lab.core.program import program_of, projection_call
 from atlas_lab.core.target import Target, shipped_targets
@@ -280,7 +281,7 @@ def launched(case: Case, arm: Arm, base: Context) -> tuple[Kernel, ...]:
         (a,) = route_of(case, arm, base).assignments
         call = projection_call(site_of(case).projections, a, case.m, context_of(case, base))
         call = replace(call, x=replace(call.x, format=arm.activation))
-        return tuple(x.kernel for x in program_of(arm, call).launches)
+        return tuple(x.kernel for x in program_of(arm, call).launches if isinstance(x, Launch))
     except (Exception, SystemExit):  # parity of the case itself says what is wrong
         return ()
 
@@ -322,7 +323,7 @@ def refusal(arm: Arm, known: Mapping[str, Format] = FORMATS, target: Target = sh
         if verdict is not None and not verdict and verdict.code != "error":
             return Refusal(d.case(n, k, arm.rows.first, "refused"), verdict, target)
     for t in shipped_targets():
-        if not all(t.meets(kernel.needs) for kernel in arm.kernels):
+        if not all(t.meets(x.needs) for x in required(arm)):
             d = _Drawer(arm, roles, family[0].name, base_context(t))
             verdict = d.verdict(256, 256)
             if verdict is not None and not verdict:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from atlas_lab.core.launch import Launch, dims
+from atlas_lab.core.enqueued import Enqueued
+from atlas_lab.core.launch import Launch
+from atlas_lab.core.library import LibraryLaunch
 from atlas_lab.core.target import Target
 from atlas_lab.experiments.plan import Step, program_floor
 from atlas_lab.experiments.results import Cell, Dimensions, LaunchResult
 from atlas_lab.kernels.lang import KernelError
 from atlas_lab.kernels.lang.compile import check_kernel, compile_kernel, compiler_missing
+from atlas_lab.runtime.bind import planned
 
 
 def cell_of(variant: str, step: Step, target: Target) -> Cell:
@@ -32,22 +35,26 @@ def cell_of(variant: str, step: Step, target: Target) -> Cell:
     )
 
 
-def launch_result(x: Launch) -> LaunchResult:
+def launch_result(x: Enqueued) -> LaunchResult:
     """A launch as planned, not compiled."""
+    expected = planned(x)
     return LaunchResult(
-        kernel=x.kernel.entry,
-        grid=dims(x.grid),
-        block=dims(x.block),
-        shared=x.shared,
+        kernel=x.entry,
+        grid=expected.grid,
+        block=expected.block,
+        shared=expected.shared,
         pipe=x.pipe,
         flops=x.flops,
         bytes=x.traffic,
+        not_compiled=x.said if isinstance(x, LibraryLaunch) else "",
     )
 
 
 def fill(cell: Cell, step: Step, arch: str) -> None:
     """Registers, spills and compile faults of each of the cell's kernels, or why there are none."""
     for into, launch in zip(cell.launches, step.program.launches, strict=True):
+        if not isinstance(launch, Launch):
+            continue
         missing = compiler_missing()
         if missing:
             into.not_compiled = missing

@@ -64,8 +64,11 @@ def launches(registry: Registry, arm: Arm, target: Target, n: int, k: int, rows:
     """The launches of an arm on a weight `[n, k]` for these row counts (those it serves), those with a gated product in
     its epilogue or its input, with clamped inputs and without, where it fuses that; equal kernels once.
 
-    Raises ConfigError where the arm refuses the shape or serves none of the rows.
+    Raises ConfigError where the arm refuses the shape, serves none of the rows, or launches no kernel of its own.
     """
+    if not arm.kernels:
+        called = ", ".join(f"{c.library} ({c.name})" for c in arm.library_calls)
+        raise ConfigError(f"inspect {arm.name}: found a library call, {called}, expected kernels of its own to compile")
     served = [m for m in rows if m in arm.rows] or ([arm.rows.first] if tuple(rows) == ROWS else [])
     if not served:
         raise ConfigError(f"inspect {arm.name}: found M {', '.join(map(str, rows))}, expected {arm.rows}")
@@ -82,6 +85,8 @@ def launches(registry: Registry, arm: Arm, target: Target, n: int, k: int, rows:
     first: dict[tuple[object, ...], Launch] = {}
     for step in plan.steps:
         for x in (x for c in _calls(arm, step.call) for x in program_of(arm, c).launches):
+            if not isinstance(x, Launch):
+                continue
             key = (x.kernel, x.block, x.shared)
             first.setdefault(key, x)
             found.setdefault(key, []).append(step.m)

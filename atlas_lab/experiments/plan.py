@@ -11,7 +11,8 @@ from atlas_lab.core.call import Call, Fields, Operand
 from atlas_lab.core.candidate import raised_in
 from atlas_lab.core.context import Context, ModelDims
 from atlas_lab.core.declare import Bind, Declaration
-from atlas_lab.core.launch import Launch, Program
+from atlas_lab.core.enqueued import Enqueued
+from atlas_lab.core.launch import Program
 from atlas_lab.core.program import PlanError, program_of, projection_call
 from atlas_lab.core.projection import Projection, Site, label_of
 from atlas_lab.core.registry import PluginError, Registry
@@ -228,9 +229,7 @@ def same_route(a: Step, b: Step) -> bool:
         return (arms, s.roles, formats, s.call.context.levers.graph)
 
     def runs(s: Step) -> object:
-        return [
-            (x.kernel, x.grid, x.block, x.cluster, x.shared, [_shape(a) for a in x.args]) for x in s.program.launches
-        ]
+        return [(x.form, [_shape(a) for a in x.args]) for x in s.program.launches]
 
     return reads(a) == reads(b) and runs(a) == runs(b)
 
@@ -249,7 +248,7 @@ def program_floor(target: Target, program: Program) -> tuple[float | None, str]:
     return floor_of(target, program.traffic, program.launches)
 
 
-def floor_of(target: Target, nbytes: int, launches: Sequence[Launch]) -> tuple[float | None, str]:
+def floor_of(target: Target, nbytes: int, launches: Sequence[Enqueued]) -> tuple[float | None, str]:
     """As `program_floor`, of launches that move `nbytes` in all."""
     read = target.floor(nbytes, 0, "")
     math = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from atlas_lab.core.context import Context
-from atlas_lab.core.launch import Launch
+from atlas_lab.core.enqueued import Enqueued
 from atlas_lab.core.program import PlanError
 from atlas_lab.core.registry import PluginError, Registry
 from atlas_lab.core.route import Route, RouteError
@@ -104,10 +104,10 @@ def _line(step: Step) -> BlockLine:
     return BlockLine((), step.block.gated, tuple(_launch(x, step) for x in step.program.launches), said)
 
 
-def _launch(x: Launch, step: Step) -> BlockLaunch:
+def _launch(x: Enqueued, step: Step) -> BlockLaunch:
     """Whose launch it is follows from the weights that it reads."""
     read = {t.name for t in x.reads}
     for a in step.assignments:
         if any(t.name in read for d in a.declarations for t in d.tensors.values()):
-            return BlockLaunch("+".join(a.roles), a.arm, x.kernel.entry)
-    return BlockLaunch(x.label, "", x.kernel.entry)
+            return BlockLaunch("+".join(a.roles), a.arm, x.entry)
+    return BlockLaunch(x.label, "", x.entry)

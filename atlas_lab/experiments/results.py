@@ -38,8 +38,9 @@ class Dimensions(Part):
 
 
 class LaunchResult(Part):
-    """One launch of a cell's program at full size. `registers` and `spills` (bytes) are null where `not_compiled`
-    says why; `problems` are what a compile check would fail it for: spills, float64, calls, warnings."""
+    """One launch of a cell's program at full size, or one call of a library, whose grid and block are 0. `registers`
+    and `spills` (bytes) are null where `not_compiled` says why; `problems` are what a compile check would fail it for:
+    spills, float64, calls, warnings."""
 
     kernel: str
     grid: tuple[int, int, int]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atlas_lab.core.launch import Launch
+from atlas_lab.core.enqueued import Enqueued
 from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.experiments import trial
@@ -159,7 +159,7 @@ def _check_again(r: Running, judge: Judge, before: str | None, device: Device) -
         r.cell.parity = again
 
 
-def floor_of(read_us: float, launches: Iterable[Launch], target: Target) -> tuple[float, str]:
+def floor_of(read_us: float, launches: Iterable[Enqueued], target: Target) -> tuple[float, str]:
     """Microseconds that launches whose bytes take `read_us` to read need at least, and what bounds them, `read` or a
     math pipe; pipes without a figure count for nothing."""
     math = [x for x in launches if x.flops and x.pipe in target.math]

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from atlas_lab.core.enqueued import Enqueued
 from atlas_lab.core.launch import Launch, Program, dims
+from atlas_lab.core.library import LibraryLaunch
 from atlas_lab.core.tensor import Tensor, reach
 from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.formats.dtypes import dtype
@@ -21,7 +23,8 @@ from atlas_lab.runtime.errors import BindError, VerifyError
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch as it was made: entry point, extents, dynamic shared bytes."""
+    """One launch as it was made: entry point, extents, dynamic shared bytes; of what is no launch of a kernel its name,
+    and 0."""
 
     entry: str
     grid: tuple[int, int, int]
@@ -32,9 +35,14 @@ class Launched:
         return f"{self.entry} grid {self.grid} block {self.block} shared {self.shared}"
 
 
-def planned(launch: Launch) -> Launched:
-    """What a launch of the plan should be recorded as."""
-    return Launched(launch.kernel.entry, dims(launch.grid), dims(launch.block), launch.shared)
+NOTHING = (0, 0, 0)
+
+
+def planned(x: Enqueued) -> Launched:
+    """What a launch of the plan should be recorded as; a library's call as itself, not as what the library launches."""
+    if isinstance(x, Launch):
+        return Launched(x.entry, dims(x.grid), dims(x.block), x.shared)
+    return Launched(f"{x.kind} {x.entry}", NOTHING, NOTHING, 0)
 
 
 @dataclass(frozen=True)
@@ -60,9 +68,16 @@ class Resolved:
     launch: Launch
     arguments: tuple[Place | int | float, ...]
 
-    @property
-    def title(self) -> str:
-        return title(self.launch)
+
+@dataclass(frozen=True)
+class ResolvedCall:
+    """A library's call with its arguments."""
+
+    launch: LibraryLaunch
+    arguments: tuple[Place, ...]
+
+
+AnyResolved = Resolved | ResolvedCall
 
 
 class Bound(ABC):
@@ -94,11 +109,6 @@ def compare(what: str, found: tuple[Launched, ...], expected: tuple[Launched, ..
             raise VerifyError(f"{what}: launch {i + 1} was {f}, expected the plan's {e}")
 
 
-def title(launch: Launch) -> str:
-    """How sentences name a launch."""
-    return f"kernel {launch.kernel.entry}" + (f" ({launch.label})" if launch.label else "")
-
-
 def extent(t: Tensor) -> int:
     """Bytes of its buffer that a tensor reaches, from the buffer's start: offset, strides and last element."""
     if 0 in t.shape:
@@ -106,25 +116,32 @@ def extent(t: Tensor) -> int:
     return t.offset + (reach(t.shape, t.strides) + 1) * dtype(t.dtype).bytes
 
 
-def resolve(program: Program, buffers: Mapping[str, Buffer], device: Device) -> tuple[Resolved, ...]:
+def resolve(program: Program, buffers: Mapping[str, Buffer], device: Device) -> tuple[AnyResolved, ...]:
     """Every launch with its arguments resolved; raises BindError."""
     for t in program.buffers:
         _find(t, buffers, device, f"program {program.name}")
-    out = []
+    out: list[AnyResolved] = []
     for launch in program.launches:
-        where = f"program {program.name}: {title(launch)}"
-        if launch.cooperative:
-            raise BindError(f"{where} asks for cooperative launches, which are not supported yet")
-        hopper = launch.cluster != (1, 1, 1) or any(p.abi == "map" for p in launch.kernel.params)
-        if hopper and device.target.capability < (9, 0):
-            raise BindError(
-                f"{where} asks for clusters or tensor maps: found {device.target.arch}, expected sm_90 or later"
-            )
-        arguments = tuple(
-            _argument(a, p, buffers, device, where) for a, p in zip(launch.args, launch.kernel.params, strict=True)
-        )
-        out.append(Resolved(launch, arguments))
+        where = f"program {program.name}: {launch.title}"
+        if isinstance(launch, Launch):
+            _supported(launch, device, where)
+        named = zip(launch.args, launch.params, strict=True)
+        arguments = tuple(_argument(a, p, buffers, device, where) for a, p in named)
+        if isinstance(launch, LibraryLaunch):
+            out.append(ResolvedCall(launch, tuple(a for a in arguments if isinstance(a, Place))))
+        elif isinstance(launch, Launch):
+            out.append(Resolved(launch, arguments))
     return tuple(out)
+
+
+def _supported(launch: Launch, device: Device, where: str) -> None:
+    if launch.cooperative:
+        raise BindError(f"{where} asks for cooperative launches, which are not supported yet")
+    hopper = launch.cluster != (1, 1, 1) or any(p.abi == "map" for p in launch.params)
+    if hopper and device.target.capability < (9, 0):
+        raise BindError(
+            f"{where} asks for clusters or tensor maps: found {device.target.arch}, expected sm_90 or later"
+        )
 
 
 def _argument(a: Any, p: Parameter, buffers: Mapping[str, Buffer], device: Device, where: str) -> Place | int | float:

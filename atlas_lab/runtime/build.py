@@ -9,7 +9,7 @@ import numpy as np
 from atlas_lab import formats
 from atlas_lab.core.building import build_program
 from atlas_lab.core.declare import Derived
-from atlas_lab.core.launch import LaunchError
+from atlas_lab.core.enqueued import LaunchError
 from atlas_lab.core.projection import Packed, WeightSource
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.formats.dtypes import dtype

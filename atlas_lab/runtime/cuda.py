@@ -11,14 +11,15 @@ import numpy as np
 from atlas_lab.core.launch import Program
 from atlas_lab.core.target import Target
 from atlas_lab.core.tensor import ALIGNMENT, round_up
-from atlas_lab.kernels.lang import Kernel
-from atlas_lab.runtime.bind import Bound, Resolved, resolve
+from atlas_lab.kernels.lang import Kernel, Needs
+from atlas_lab.runtime.bind import Bound, Launched, Resolved, ResolvedCall, planned, resolve
 from atlas_lab.runtime.card import Card, card_of, target_of
 from atlas_lab.runtime.cubin import DeviceKernel
 from atlas_lab.runtime.device import GUARD, PATTERN, POISON, Buffer, Device
 from atlas_lab.runtime.driver import call, core, missing_gpu
 from atlas_lab.runtime.errors import BindError, DeviceError
 from atlas_lab.runtime.launcher import LAUNCHERS, Launcher
+from atlas_lab.runtime.library import LibraryLauncher
 from atlas_lab.runtime.pinned import PinnedLane
 from atlas_lab.runtime.staging import Staged, Uploader
 
@@ -60,12 +61,20 @@ class CudaDevice(Device):
         launchers: list[Launcher] = []
         kernels: list[DeviceKernel] = []
         for x in launches:
-            where = f"program {program.name}: {x.title}"
+            where = f"program {program.name}: {x.launch.title}"
+            if isinstance(x, ResolvedCall):
+                self._meet(x.launch.call.needs, where)
+                launchers.append(LibraryLauncher(x, self.stream, where))
+                continue
             kernel = self._kernel(x, where)
             kernel.admit(x, where)
             launchers.append(made(kernel, x, self.stream, where))
             kernels.append(kernel)
         return CudaBound(program, self, buffers, tuple(launchers), tuple(kernels))
+
+    def _meet(self, needs: Needs, where: str) -> None:
+        if not self.target.meets(needs):
+            raise BindError(f"{where} needs {needs}, found {self.card.name} ({self.target.arch})")
 
     def _kernel(self, x: Resolved, where: str) -> DeviceKernel:
         from atlas_lab.kernels.lang.compile import compile_kernel
@@ -73,8 +82,7 @@ class CudaDevice(Device):
         key = (x.launch.kernel, self.target.arch)
         if key not in self._kernels:
             kernel = x.launch.kernel
-            if not self.target.meets(kernel.needs):
-                raise BindError(f"{where} needs {kernel.needs}, found {self.card.name} ({self.target.arch})")
+            self._meet(kernel.needs, where)
             compiled = compile_kernel(kernel, self.target.arch)
             self._kernels[key] = DeviceKernel(kernel, compiled, self.card)
         return self._kernels[key]
@@ -169,7 +177,8 @@ class CudaDevice(Device):
 
 
 class CudaBound(Bound):
-    """`run` enqueues on the device's stream and returns. `kernels` are those of its launches, in order."""
+    """`run` enqueues on the device's stream and returns. `kernels` are those of its launches, in order, libraries' left
+    out; `nodes` is what a graph of it should hold."""
 
     device: CudaDevice
 
@@ -183,6 +192,11 @@ class CudaBound(Bound):
     ) -> None:
         super().__init__(program, device, buffers)
         self._launchers, self.kernels = launchers, kernels
+        self.nodes: tuple[Launched, ...] = tuple(
+            node
+            for x, made in zip(program.launches, launchers, strict=True)
+            for node in (made.nodes if isinstance(made, LibraryLauncher) else (planned(x),))
+        )
         self._what = f"program {program.name}"
         self._frees = device.frees
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from atlas_lab.core.launch import dims
-from atlas_lab.runtime.bind import Bound, Launched, planned
-from atlas_lab.runtime.cubin import DeviceKernel
+from atlas_lab.runtime.bind import Bound
+from atlas_lab.runtime.capture import captured, nodes_of
 from atlas_lab.runtime.cuda import CudaBound, CudaDevice
-from atlas_lab.runtime.driver import bindings, call, check, text
+from atlas_lab.runtime.driver import bindings, call, check
 from atlas_lab.runtime.errors import DeviceError, VerifyError
 
 
@@ -29,7 +28,7 @@ class Graph:
         self._stream = device.stream.handle
         self._launch = bindings().cuGraphLaunch
         self._frees = device.frees
-        self.record = _nodes(graph, {k for p in programs for k in p.kernels}, self._what)
+        self.record = nodes_of(graph, {k for p in programs for k in p.kernels}, self._what)
 
     def replay(self) -> None:
         """Enqueue the graph; raises BindError if a buffer was freed since the capture."""
@@ -45,8 +44,9 @@ class Graph:
             check(status, self._what)
 
     def verify(self) -> None:
-        """Raise VerifyError unless the graph holds the programs' launches and nothing else."""
-        expected = Counter(planned(x) for p in self.programs for x in p.program.launches)
+        """Raise VerifyError unless the graph holds the programs' launches and nothing else; of a library's call that is
+        what it launched when it was captured alone."""
+        expected = Counter(n for p in self.programs for n in p.nodes)
         found = Counter(self.record)
         for launched in (*expected, *found):
             if found[launched] != expected[launched]:
@@ -84,18 +84,12 @@ def capture(programs: Bound | Sequence[Bound]) -> Graph:
     what = f"capturing {bound[0].program.name}"
     stream = device.stream.handle
     device.synchronize()
-    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-    call(what, "cuStreamBeginCapture", stream, mode)
-    try:
+
+    def run() -> None:
         for b in gpu:
             b.run()
-    except BaseException:
-        # The capture must end before the stream can be used again; what it made is of no use.
-        (_, *made) = driver.cuStreamEndCapture(stream)
-        if made and int(made[0]):
-            driver.cuGraphDestroy(made[0])
-        raise
-    graph = call(what, "cuStreamEndCapture", stream)
+
+    graph = captured(stream, run, what, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
     try:
         executable = call(what, "cuGraphInstantiate", graph, 0)
     except BaseException:
@@ -105,32 +99,3 @@ def capture(programs: Bound | Sequence[Bound]) -> Graph:
     call(what, "cuGraphUpload", executable, stream)
     device.note(what)
     return Graph(device, tuple(gpu), graph, executable)
-
-
-def _nodes(graph: Any, kernels: set[DeviceKernel], what: str) -> tuple[Launched, ...]:
-    """The nodes of a graph; those that launch one of `kernels` by its entry point."""
-    driver = bindings()
-    what = f"reading {what}"
-    count = int(call(what, "cuGraphGetNodes", graph, 0)[1])
-    out = []
-    for node in call(what, "cuGraphGetNodes", graph, count)[0] if count else ():
-        kind = call(what, "cuGraphNodeGetType", node)
-        if kind != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
-            out.append(Launched(f"node of type {getattr(kind, 'name', kind)}", (0, 0, 0), (0, 0, 0), 0))
-            continue
-        p = call(what, "cuGraphKernelNodeGetParams", node)
-        grid, block = (p.gridDimX, p.gridDimY, p.gridDimZ), (p.blockDimX, p.blockDimY, p.blockDimZ)
-        out.append(Launched(_entry(p, kernels, what), dims(grid), dims(block), int(p.sharedMemBytes)))
-    return tuple(out)
-
-
-def _entry(params: Any, kernels: set[DeviceKernel], what: str) -> str:
-    """Which kernel a node launches. It has a CUfunction or a CUkernel, whichever the driver keeps for a kernel that
-    was launched by its own handle; one that we did not make is called by its name."""
-    function, kernel = int(params.func), int(params.kern)
-    by_handle = {int(h): k.entry for k in kernels for h in (k.loaded, k.handle)}
-    for handle in (function, kernel):
-        if handle in by_handle:
-            return by_handle[handle]
-    name = text(call(what, "cuFuncGetName", params.func) if function else call(what, "cuKernelGetName", params.kern))
-    return {k.symbol: k.entry for k in kernels}.get(name, name)

@@ -9,7 +9,8 @@ import numpy as np
 
 from atlas_lab.core.launch import Program, dims
 from atlas_lab.core.target import Target
-from atlas_lab.runtime.bind import Bound, Launched, MapPlace, Place, Resolved, planned, resolve, title
+from atlas_lab.formats.dtypes import dtype
+from atlas_lab.runtime.bind import AnyResolved, Bound, Launched, MapPlace, Place, ResolvedCall, planned, resolve
 from atlas_lab.runtime.device import Buffer, Device
 from atlas_lab.runtime.errors import BindError
 from atlas_lab.runtime.overlap import InFlight
@@ -18,7 +19,7 @@ from atlas_lab.simt import Options, Stats, run
 
 
 class InterpreterDevice(Device):
-    """Runs launches at once, in the calling thread, with `seed` and `options`.
+    """Runs launches at once, in the calling thread, with `seed` and `options`; of a library's call its NumPy meaning.
 
     `run` raises simt's SimtError for everything a kernel does wrong.
     """
@@ -33,10 +34,9 @@ class InterpreterDevice(Device):
     def bind(self, program: Program, buffers: Mapping[str, Buffer]) -> InterpreterBound:
         launches = resolve(program, buffers, self)
         for x in launches:
-            if not x.launch.kernel.interpretable:
-                raise BindError(
-                    f"program {program.name}: {x.title} names numba.cuda itself: it runs on a GPU only (--device cuda)"
-                )
+            if not isinstance(x, ResolvedCall) and not x.launch.kernel.interpretable:
+                where = f"program {program.name}: {x.launch.title}"
+                raise BindError(f"{where} names numba.cuda itself: it runs on a GPU only (--device cuda)")
         return InterpreterBound(program, self, buffers, launches)
 
     def attach(self) -> None:
@@ -72,7 +72,7 @@ class InterpreterDevice(Device):
 
 
 class InterpreterBound(Bound):
-    """`stats` are of the last run, one a launch."""
+    """`stats` are of the last run, one a launch of a kernel."""
 
     device: InterpreterDevice
 
@@ -81,13 +81,13 @@ class InterpreterBound(Bound):
         program: Program,
         device: InterpreterDevice,
         buffers: Mapping[str, Buffer],
-        launches: tuple[Resolved, ...],
+        launches: tuple[AnyResolved, ...],
     ) -> None:
         super().__init__(program, device, buffers)
         most = device.target.shared_per_block
         for x in launches:
-            if x.launch.shared > most:
-                found = f"program {program.name}: {title(x.launch)}: found {x.launch.shared} bytes"
+            if not isinstance(x, ResolvedCall) and x.launch.shared > most:
+                found = f"program {program.name}: {x.launch.title}: found {x.launch.shared} bytes"
                 raise BindError(f"{found} of dynamic shared memory, {device.target.name} allows a block {most}")
         self._launches = launches
         self.stats: tuple[Stats, ...] = ()
@@ -97,6 +97,11 @@ class InterpreterBound(Bound):
         stats: list[Stats] = []
         in_flight = self.device.in_flight
         for x in self._launches:
+            record.append(planned(x.launch))
+            if isinstance(x, ResolvedCall):
+                _compute(x, self.program.name)
+                in_flight.ran(x, None)
+                continue
             overlap = in_flight.overlap(x)
             stats.append(
                 run(
@@ -112,13 +117,30 @@ class InterpreterBound(Bound):
                 )
             )
             in_flight.ran(x, overlap)
-            record.append(planned(x.launch))
         self.record, self.stats = tuple(record), tuple(stats)
+
+
+def _compute(x: ResolvedCall, program: str) -> None:
+    """What a library's call means, in NumPy: its output from its inputs; its workspace is left as it is."""
+    call, inputs = x.launch.call, []
+    for t, p, a in zip(x.launch.args, call.params, x.arguments, strict=True):
+        _check_live(a, program)
+        if p.reads:
+            inputs.append(a.buffer.memory.array(t.dtype, t.shape, a.offset))
+    out, place = x.launch.args[call.output], x.arguments[call.output]
+    made = np.ascontiguousarray(call.numpy(*inputs), dtype(out.dtype).numpy)
+    if made.shape != out.shape:
+        raise BindError(f"program {program}: {x.launch.title}: found {made.shape} computed, expected {out.shape}")
+    place.buffer.memory.write(made, place.offset)
+
+
+def _check_live(a: Place, program: str) -> None:
+    if not a.buffer.live:
+        raise BindError(f"program {program}: buffer {a.buffer.name!r} was freed after binding")
 
 
 def _argument(a: Place | int | float, program: str) -> Any:
     if not isinstance(a, Place):
         return a
-    if not a.buffer.live:
-        raise BindError(f"program {program}: buffer {a.buffer.name!r} was freed after binding")
+    _check_live(a, program)
     return (a.buffer.memory, a.map if isinstance(a, MapPlace) else a.offset)

@@ -32,7 +32,7 @@ class PackedLauncher:
     def __init__(self, kernel: DeviceKernel, x: Resolved, stream: Any, where: str) -> None:
         self._where = where
         self._kernel = kernel
-        self._packed = Packed(values(x.launch.kernel.params, x.arguments))
+        self._packed = Packed(values(x.launch.params, x.arguments))
         grid, block, shared = dims(x.launch.grid), dims(x.launch.block), x.launch.shared
         self.launched = Launched(kernel.entry, grid, block, shared)
         if x.launch.pdl or x.launch.cluster != (1, 1, 1):
@@ -100,7 +100,7 @@ class CoreLauncher:
             raise BindError(
                 f"{where} is a dependent launch: found a cuda.core without them, expected the launcher 'packed'"
             ) from None
-        arguments = values(x.launch.kernel.params, x.arguments)
+        arguments = values(x.launch.params, x.arguments)
         self._launch = partial(core().launch, stream, config, kernel.core, *arguments)
 
     def __call__(self) -> Launched:

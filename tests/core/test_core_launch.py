@@ -11,7 +11,8 @@ from core_fakes import A100, H200, Fake, catalog, context, nothing, projection, 
 from atlas_lab.core.arm import kernels_of
 from atlas_lab.core.call import Epilogue, Fields, Operand, weights_of
 from atlas_lab.core.declare import Bind
-from atlas_lab.core.launch import Launch, LaunchError, Program
+from atlas_lab.core.enqueued import LaunchError
+from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.levers import Levers
 from atlas_lab.core.program import PlanError, program_of, projection_call, settled
 from atlas_lab.core.resolve import resolve
