@@ -8,6 +8,7 @@ from typing import Any
 from atlas_lab.arms.bf16 import Bf16Gemm, Bf16Gemv
 from atlas_lab.arms.fp8 import Fp8Gemm, Fp8Gemv, Fp8RowGemv
 from atlas_lab.arms.int8 import Int8Gemv
+from atlas_lab.arms.library import Bf16Library
 from atlas_lab.arms.mma import (
     Bf16Mma,
     Fp8Mma,
@@ -70,6 +71,7 @@ def atlas_arms() -> list[Arm]:
         Fp8Mma("fp8_mma_joined", joined=True),
         Nvfp4Mma("nvfp4_mma_joined", joined=True),
         Nvfp4MmaRepacked("nvfp4_mma_repacked_joined", joined=True),
+        Bf16Library(),  # what an engineer would use instead: where an order or a pin names it
     ]
 
 

@@ -20,6 +20,7 @@ from atlas_lab.experiments.report import row, table
 from atlas_lab.experiments.settings import check_names, registry_for
 from atlas_lab.kernels.lang import cache
 from atlas_lab.kernels.lang.compile import compiler_missing
+from atlas_lab.runtime import cublaslt
 from atlas_lab.runtime.driver import missing_gpu
 
 Row = tuple[str, str, str]
@@ -30,7 +31,7 @@ Row = tuple[str, str, str]
 def doctor(common: Common) -> int:
     """Look at everything a run needs. Exit status 1 where something is broken, not where it is merely absent."""
     rows: list[Row] = []
-    for look in (_python, _numpy, _numba, _compiler, _gpu, _cache):
+    for look in (_python, _numpy, _numba, _compiler, _gpu, _library, _cache):
         rows.append(look())
     rows += _settings(common)
     t = table("what", "", "found")
@@ -99,6 +100,18 @@ def _gpu() -> Row:
     card = card_of(0)
     major, minor = card.capability
     return ("GPU", "ok", f"{card.name}, compute capability {major}.{minor}, driver for CUDA {card.cuda}")
+
+
+def _library() -> Row:
+    """The extra `library`; without a GPU its packages alone, for nothing of it loads."""
+    packages = {p: _version(p) for p in ("nvmath-python", "nvidia-cublas")}
+    installed = ", ".join(f"{p} {version}" for p, version in packages.items() if version)
+    missing = cublaslt.missing()
+    if not missing:
+        return ("cuBLASLt", "ok", f"{cublaslt.version()}, {installed}")
+    if packages["nvmath-python"] and missing_gpu():
+        return ("cuBLASLt", "missing", f"{installed}; it loads where there is a GPU, the interpreter needs none of it")
+    return ("cuBLASLt", "missing", missing)
 
 
 def _cache() -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol
@@ -121,6 +121,11 @@ class LibraryLaunch(Enqueued):
             f"{self.title}: {self.call.library} launches kernels of its own; the interpreter computes its meaning in "
             "NumPy instead"
         )
+
+
+def missing_of(calls: Iterable[LibraryCall]) -> str:
+    """Why the first of them that cannot be made on this machine cannot; "" if all can."""
+    return next((said for said in (c.missing() for c in calls) if said), "")
 
 
 def after_libraries(launches: Sequence[Enqueued]) -> tuple[Enqueued, ...]:

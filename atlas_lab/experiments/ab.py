@@ -62,6 +62,8 @@ def run_ab(
         result.target = {"name": device.target.name, "title": device.target.title, "arch": device.target.arch}
         result.seed = seed
         result.settings = {"file": str(loaded.source.path), "how": loaded.how}
+        if device.name == "cuda":
+            session.check_libraries()
         x = described(session)
         result.experiments.append(x)
         _compile(session, x, notify)

@@ -11,6 +11,7 @@ import numpy as np
 from atlas_lab.core.arm import Arm, kernels_of
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Derived
+from atlas_lab.core.library import missing_of
 from atlas_lab.core.numbers import snr_db
 from atlas_lab.core.residency import load_plan
 from atlas_lab.core.resolve import resolve
@@ -96,7 +97,11 @@ def checks_of(
 
 
 def run_check(check: Check, arm: Arm, device: Device, peers: Mapping[str, Arm] | None = None) -> ParityResult:
-    """Run one check; whatever the arm does is its result. `peers` are all arms by name."""
+    """Run one check; whatever the arm does is its result, and one that runs on a GPU is skipped where a library that
+    the arm calls is missing. `peers` are all arms by name."""
+    missing = missing_of(arm.library_calls) if check.on_device and device.name == "cuda" else ""
+    if missing:
+        return ParityResult(False, f"{arm.name}: {missing}", skipped=True)
     base = base_context(target_for(arm, device.target))
     others = {arm.name: arm, **{name: p for name, p in (peers or {}).items() if name != arm.name}}
     if check.case is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atlas_lab.checkpoint import Checkpoint, CheckpointError
+from atlas_lab.core.library import LibraryLaunch, missing_of
 from atlas_lab.core.program import PlanError
 from atlas_lab.core.projection import Site
 from atlas_lab.core.registry import Registry
@@ -47,6 +48,14 @@ class Session:
             return self.weights[variant].file(self.references, self.folder)
         except CheckpointError as e:
             raise ConfigError(f"{self.where}, variant {variant}: {e}") from None
+
+    def check_libraries(self) -> None:
+        """Raise ConfigError, naming variant and extra, where a library that a plan calls is missing here."""
+        for v, plan in self.plans.items():
+            launches = (x for s in plan.steps for x in s.program.launches)
+            missing = missing_of(x.call for x in launches if isinstance(x, LibraryLaunch))
+            if missing:
+                raise self.loaded.source.error(("experiments", self.name, "variants", v), missing)
 
     def reference_file(self) -> Checkpoint:
         """The BF16 weights that accuracy is against."""

@@ -23,6 +23,7 @@ from atlas_lab.runtime.nvml import Meter
 from atlas_lab.runtime.timing import Timed, measure, rotate, rotations
 
 VECTOR = 16  # bytes
+PACKAGES = ("cuda-bindings", "cuda-core", "numba-cuda", "nvidia-nvjitlink", "nvmath-python", "nvidia-cublas")
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def describe_device(device: Device) -> dict[str, Any]:
         "capability": list(card.capability),
         "driver": meter.driver(),
         "cuda": card.cuda,
-        "packages": {p: _version(p) for p in ("cuda-bindings", "cuda-core", "numba-cuda", "nvidia-nvjitlink")},
+        "packages": {p: _version(p) for p in PACKAGES},
         "memory": {"total": total, "free": free},
         "sms": card.sms,
         "l2": card.l2,

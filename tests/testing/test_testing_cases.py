@@ -49,7 +49,7 @@ def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
     assert max(ks) > 1024
     assert {c.values for c in drawn} == {"heavy", "plain", "huge", "tiny"}
     unreached = [c for c in drawn if c.why in ("a kernel that no other case launches", "a setting of this K")]
-    assert len(unreached) < len(kernels_of(arm))
+    assert len(unreached) < len(kernels_of(arm)) + len(arm.library_calls)
     assert 5 <= len(drawn) - len(unreached) <= (14 if arm.source else 4 * len(FORMATS)), "few, telling cases"
 
 
@@ -85,7 +85,7 @@ def test_a_card_launches_the_fp8_gemvs_for_what_it_has_and_no_others(name: str) 
     assert reached_on(A100, ARMS[name]) == set(ARMS[name].kernels)
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", [name for name, arm in ARMS.items() if arm.kernels])
 def test_every_kernel_that_a_small_shape_reaches_is_launched(name: str) -> None:
     arm = ARMS[name]
     reached = reached_on(TARGETS[name], arm)
