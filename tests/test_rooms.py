@@ -18,12 +18,13 @@ ROOMS = (
     "experiments", "testing", "cli",
 )  # fmt: skip
 COMPILERS = ("numba", "numba_cuda", "llvmlite")
-PEERS = ("torch", "triton", "transformers", "compressed_tensors", "humming")
+PEERS = ("torch", "triton", "transformers", "compressed_tensors", "humming", "nvmath")
 # Imports inside functions that are what the file is for.
 EXEMPT = {
     ("cli/doctor.py", "numba"): "says whether it can be imported",
     ("experiments/peer_graph.py", "torch"): "is compared with, where it is installed",
     ("experiments/peer_humming.py", "humming"): "is compared with, where it is installed",
+    ("runtime/cublaslt.py", "nvmath"): "is called, where it is installed",
 }
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
 HOMES = {name: module for module, names in atlas_lab._HOMES.items() for name in names}

@@ -30,6 +30,7 @@ from atlas_lab.experiments.case import Case, base_context, site_of
 from atlas_lab.experiments.checks import Check, checks_of, run_check
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.parity import run_case
+from atlas_lab.experiments.session import open_session
 from atlas_lab.experiments.settings import Said
 from atlas_lab.formats.dtypes import dtype
 from atlas_lab.runtime import cublaslt
@@ -172,6 +173,22 @@ def test_a_comparison_on_a_gpu_is_refused_without_the_library(
     assert str(e.value).endswith(f"experiments.x.variants.library: {SENTENCE}")
 
 
+def test_in_a_block_the_launch_behind_it_is_not_dependent(file: Path, registry: Registry) -> None:
+    file.write_text(
+        YAML.replace("roles: [ffn.gate]", "blocks: [ffn]")
+        .replace("m: [17]", "m: [2]")
+        .replace("bf16_wgmma", "bf16_mma")
+    )
+    session = open_session(config.load(file), Said(), registry, "x", HOPPER)
+    (step,) = session.plans["library"].steps
+    call = CUBLASLT_BF16.name
+    names = [x.entry.partition("__")[0] for x in step.program.launches]
+    assert names == [call, call, "gated_product", call]
+    assert [x.pdl for x in step.program.launches] == [False] * 4
+    (x,) = ab.run_ab(config.load(file), registry, Said(device="interpreter")).experiments
+    assert x.cells[0].status == "passed", x.cells[0].reason
+
+
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -203,6 +220,13 @@ def test_the_verbs_say_what_it_is(run: Run) -> None:
         f"atlas-lab: inspect {NAME}: found a library call, cuBLASLt (cublaslt_matmul_bf16), expected kernels of its "
         "own to compile\n",
     )
+
+
+def test_doctor_names_the_version(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt, "bindings", lambda: SimpleNamespace(lt=SimpleNamespace(get_version=lambda: 130100)))
+    _, out, _ = run("doctor", "--json", "-")
+    (row,) = (r for r in json.loads(out)["rows"] if r["what"] == "cuBLASLt")
+    assert (row["state"], row["found"].partition(",")[0]) == ("ok", "13.1.0")
 
 
 @pytest.fixture
