@@ -64,8 +64,8 @@ class Matmul:
     """`w` `[N, K]`, `x` `[M, K]`, `y` `[M, N]`, BF16, and a workspace of bytes; FP32 sums. Enqueues the product.
 
     The algorithm is the first that the library's heuristic offers for the shape, the alignment of the addresses and
-    the size of the workspace. Of partial sums over parts of K those in FP32 alone are allowed: they are added in a
-    fixed order, out of place. Raises RuntimeError where the library has none, and its own errors.
+    the size of the workspace. Sums over parts of K are allowed in FP32 alone: kept in the workspace, added in a step of
+    their own. Raises RuntimeError where the library has none, and its own errors.
     """
 
     def __init__(self, tensors: tuple[Tensor, ...], addresses: tuple[int, ...], stream: int, context: int) -> None:
