@@ -29,6 +29,7 @@ class Bf16Wgmma(OnWarpgroups):
     wide: Sequence[tuple[int, int, int]] = (
         *((256, 1, 2), (192, 1, 2), (176, 1, 2), (256, 1, 1), (136, 1, 1), (64, 1, 1)),
     )
+    tall: Sequence[tuple[int, int, int]] = ((136, 1, 1),)
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16))
     reduction_class = ReductionClass("wgmma.m64k16.bf16", "ascending K, in parts by M, N, K, target")
 

@@ -70,6 +70,7 @@ class Bf16WgmmaJoined(Joined, Bf16Wgmma):
     name = "bf16_wgmma_joined"
     narrow, splits = (256, 136, 128), ()
     wide = ((256, 1, 2), (256, 1, 1), (136, 1, 1))
+    tall = ()
 
     def declare(self, p: Projection) -> Declaration:
         return Bind(p.weight, key=f"weight {p.role}")

@@ -27,6 +27,7 @@ class Q2Dequant(OverQ2, Bf16Wgmma):
     # of bf16_wgmma's kernels a few: most of the time is that of writing and reading W
     narrow, splits = (136, 128), ()
     wide = ((256, 1, 2), (256, 1, 1), (136, 1, 1))
+    tall = ()
     accuracy = Accuracy(min_snr_db=1.5)  # what normal values keep in two bits
     reduction_class = ReductionClass(
         "wgmma.m64k16.bf16", "ascending K, in parts by M, N, K, target", rounding="weights, output"
