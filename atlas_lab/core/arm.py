@@ -47,6 +47,10 @@ class Arm:
     """Set by arms that promise equal bits across M to others of the class."""
     epilogues: Sequence[str] = ()
     """Parts of `Epilogue` that the kernels fuse."""
+    quantizes: Sequence[str] = ()
+    """Formats that they quantize y to, where `quantize` is one of the parts."""
+    reads: Sequence[str] = ()
+    """Formats of x, beside `activation`, that a call may hand it: what launches before quantized already."""
     prologues: Sequence[str] = ()
     """Activations whose gated product the kernels compute as they read x (`Call.prologue`); and `limit` where they
     clamp what goes into it."""
@@ -110,6 +114,13 @@ def kernels_of(arm: Arm) -> tuple[Kernel, ...]:
 def required(arm: Arm) -> tuple[Kernel | LibraryCall, ...]:
     """What an arm's calls need the hardware of, whatever else they ask for."""
     return (*arm.kernels, *arm.library_calls)
+
+
+def epilogue_of(kernel: Kernel) -> str | None:
+    """The compile-time parameter `epilogue` of a kernel that finishes a product otherwise than by storing it: only
+    calls whose epilogue asks for that launch it."""
+    found: str | None = dict(kernel.spec.parameters).get("epilogue")
+    return found
 
 
 def is_group(pattern: str) -> bool:

@@ -56,10 +56,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What follows the product, in this order: `alpha` (one factor, or one a segment of N rows), a LoRA addend,
-    a gated product (`activation`, `silu` or `gelu_tanh`, of one half of the columns, rounded to y's dtype, times the
-    other half, rounded likewise; with a `limit` above 0 the first half is clamped at it from above, the second to
-    within it on both sides), a residual, quantization to a format.
+    """What follows the product, in this order: `alpha` (one factor, or one a segment of N rows), a LoRA addend
+    (`lora`, BF16 `[M, N]`, that launches before make: s·B(A·x)), a gated product (`activation`, `silu` or `gelu_tanh`,
+    of one half of the columns, rounded to BF16, times the other half, rounded likewise; with a `limit` above 0 the
+    first half is clamped at it from above, the second to within it on both sides), a residual (BF16, of y's shape),
+    quantization of y, rounded to BF16 as ever, to a format. Addends are added in FP32, before the one rounding of what
+    they are added to.
 
     An arm's `epilogues` names the parts it fuses; a plan that needs another part of it is refused.
     """
@@ -70,6 +72,11 @@ class Epilogue:
     limit: float = 0.0
     residual: Tensor | None = None
     quantize: str = ""
+
+    @property
+    def addends(self) -> tuple[Tensor, ...]:
+        """The LoRA addend and the residual, those that there are, in order."""
+        return tuple(t for t in (self.lora, self.residual) if t is not None)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -83,8 +90,9 @@ class Call:
     `counts` the N of each.
 
     An epilogue with an activation halves y: `[M, N/2]`, of the gated product of its first half of columns with its
-    second. With `prologue` (`silu`, `gelu_tanh`) x is `[M, 2K]`, and what is multiplied the gated product of its
-    halves, clamped as an epilogue's are where `prologue_limit` is above 0.
+    second. With `quantize` y is of that format, its scales beside it. With `prologue` (`silu`, `gelu_tanh`) x is
+    `[M, 2K]`, and what is multiplied the gated product of its halves, clamped as an epilogue's are where
+    `prologue_limit` is above 0.
     """
 
     roles: tuple[str, ...]

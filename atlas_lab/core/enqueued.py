@@ -61,7 +61,7 @@ class Enqueued(ABC):
     @property
     def traffic(self) -> int:
         """Fewest bytes it moves through device memory: each read once, each written once."""
-        return sum(t.bytes for t in self.reads) + sum(t.bytes for t in self.writes)
+        return sum(t.bytes for t in dict.fromkeys(self.reads)) + sum(t.bytes for t in dict.fromkeys(self.writes))
 
     def _check_count(self, where: str) -> None:
         if len(self.args) != len(self.params):

@@ -14,8 +14,10 @@ from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.library import LibraryLaunch, after_libraries
 from atlas_lab.core.projection import Projection, label_of
 from atlas_lab.core.route import Assignment
-from atlas_lab.core.tensor import Tensor
+from atlas_lab.core.tensor import Tensor, row_major
 from atlas_lab.kernels.lang import DEPENDENT
+
+ALIGNED = 16  # bytes of the widest load
 
 
 class PlanError(ValueError):
@@ -83,20 +85,43 @@ def _scratch(arm: Arm, call: Call) -> dict[str, Tensor]:
     return {name: t.named(f"{call.y.data.name}/{name}") for name, t in made.items()}
 
 
+def _check_epilogue(arm: Arm, call: Call) -> None:
+    """Raises PlanError for addends and a format of y that are not what the call's epilogue says."""
+    name, e = call.y.data.name, call.epilogue
+    halved = call.n // 2 if e.activation else call.n
+    for part, t, columns in (("lora", e.lora, call.n), ("residual", e.residual, halved)):
+        if t is None:
+            continue
+        if (t.dtype, t.shape) != ("bf16", (call.m, columns)):
+            raise PlanError(f"{name}: {part} is {t.dtype}{list(t.shape)}, expected bf16{[call.m, columns]}")
+        if not t.is_contiguous or t.offset % ALIGNED:
+            said = f"{part} begins at byte {t.offset}, its strides are {t.strides or row_major(t.shape)}"
+            raise PlanError(f"{name}: {said}, expected rows that follow each other from a multiple of {ALIGNED} on")
+    if e.quantize and e.quantize not in arm.quantizes:
+        raise PlanError(f"{name}: arm {arm.name} quantizes y to {list(arm.quantizes)}, found {e.quantize}")
+    if call.y.format != (e.quantize or "bf16"):
+        raise PlanError(f"{name}: found y in {call.y.format}, expected {e.quantize or 'bf16'}")
+
+
 def program_of(arm: Arm, call: Call) -> Program:
     """The program of one call.
 
     Raises PlanError where the arm serves other row counts, reads activations in another format than the call's, does
     not fuse a prologue or a part of the epilogue that is asked for, or lowers to something else than launches of its
-    kernels.
+    kernels; and for an addend of another shape or dtype than what it is added to.
     """
     if call.m not in arm.rows:
         raise PlanError(f"{call.x.data.name}: arm {arm.name} serves M {arm.rows}, found M={call.m}")
-    if call.x.format != arm.activation:
-        raise PlanError(f"{call.x.data.name}: arm {arm.name} reads {arm.activation}, found {call.x.format}")
+    if call.x.format != arm.activation and call.x.format not in arm.reads:
+        formats = " or ".join((arm.activation, *arm.reads))
+        raise PlanError(f"{call.x.data.name}: arm {arm.name} reads {formats}, found {call.x.format}")
     for part in call.epilogue.parts:
         if part not in arm.epilogues:
             raise PlanError(f"{call.y.data.name}: arm {arm.name} does not fuse {part}, expected {list(arm.epilogues)}")
+    _check_epilogue(arm, call)
+    if call.prologue and call.x.format != arm.activation:
+        said = f"found {call.prologue} of x in {call.x.format}, expected {arm.activation}"
+        raise PlanError(f"{call.x.data.name}: {said}")
     if call.prologue and call.prologue not in arm.prologues:
         said = f"arm {arm.name} does not fuse {call.prologue} into its input"
         raise PlanError(f"{call.x.data.name}: {said}, expected {list(arm.prologues)}")
@@ -109,8 +134,8 @@ def program_of(arm: Arm, call: Call) -> Program:
     return Program(
         name=f"{call.y.data.name.removesuffix('/y')} M={call.m} {arm.name}",
         launches=_launches(arm, call),
-        inputs=(call.x.data, *(t for _, t in call.x.scales)),
-        outputs=(call.y.data,),
+        inputs=(call.x.data, *(t for _, t in call.x.scales), *dict.fromkeys(call.epilogue.addends)),
+        outputs=(call.y.data, *(t for _, t in call.y.scales)),
         persistent=tuple(weights),
         temporaries=tuple(scratch.values()),
     )

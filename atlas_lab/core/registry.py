@@ -277,7 +277,7 @@ def validate(arm: Arm) -> None:
     expect("accuracy", arm.accuracy is None or isinstance(arm.accuracy, Accuracy), "Accuracy(...) or None")
     declared = arm.reduction_class
     expect("reduction_class", declared is None or isinstance(declared, ReductionClass), "ReductionClass(...) or None")
-    for name in ("epilogues", "prologues"):
+    for name in ("epilogues", "quantizes", "reads", "prologues"):
         expect(name, all_are(name, str), "a tuple of names")
     expect("optional_kernels", all_are("optional_kernels", Kernel), "a tuple of kernels")
     says = arm.quantized is None or (callable(arm.quantized) and arm.reference is None)

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Literal
 
 from atlas_lab.checkpoint.qwen35 import MODULES
-from atlas_lab.core.arm import Arm, is_group, required
+from atlas_lab.core.arm import Arm, epilogue_of, is_group, required
 from atlas_lab.core.context import Context
 from atlas_lab.core.launch import Launch
 from atlas_lab.core.levers import NAMES, others
@@ -222,7 +222,8 @@ def _unreached(arm: Arm, known: Mapping[str, Format], base: Context, drawn: Sequ
                 yield flipped
         if not left:
             break
-    yield from _of_some_k(arm, known, base, set(arm.optional_kernels) - seen)
+    plain = {k for k in arm.optional_kernels if epilogue_of(k) is None}
+    yield from _of_some_k(arm, known, base, plain - seen)
 
 
 def _of_some_k(arm: Arm, known: Mapping[str, Format], base: Context, left: set[Kernel]) -> Iterator[Case]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from atlas_lab.core.arm import Arm, kernels_of
+from atlas_lab.core.arm import Arm, epilogue_of, kernels_of
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Derived
 from atlas_lab.core.library import missing_of
@@ -133,16 +133,20 @@ def _refusal(check: Check, arm: Arm, base: Context) -> ParityResult:
 
 
 def compiled_in(check: Check, arm: Arm) -> tuple[Kernel, ...]:
-    """The kernels that a check compiles."""
-    out, families = [], set()
+    """The kernels that a check compiles. Where there is a `home`, those with an `epilogue` are one of each family and
+    epilogue, the first: an arm names those first that have the fewest registers left."""
+    out, kinds = [], set()
     for kernel in kernels_of(arm):
         able = architectures(kernel.needs)
         if check.arch not in able:
             continue
         abroad = check.home in able and check.arch != check.home
-        if not abroad or kernel.spec.family not in families:
+        epilogue = epilogue_of(kernel)
+        one = abroad or (check.home and epilogue is not None)
+        kind = kernel.spec.family, epilogue
+        if not one or kind not in kinds:
             out.append(kernel)
-        families.add(kernel.spec.family)
+        kinds.add(kind)
     return tuple(out)
 
 

@@ -92,7 +92,7 @@ def apart(out: np.ndarray, tensors: Sequence[Tensor]) -> dict[str, np.ndarray]:
 def _unchanged(
     device: Device, call: Call, buffers: Mapping[str, Buffer], x: Mapping[str, np.ndarray], arrays: Arrays
 ) -> None:
-    read = [(t, x[t.name]) for t in (call.x.data, *(t for _, t in call.x.scales))]
+    read = [(t, x[t.name]) for t in (call.x.data, *(t for _, t in call.x.scales), *call.epilogue.addends)]
     read += [(t, arrays[key][field]) for key, fields in call.weights.items() for field, t in fields.items()]
     for t, before in read:
         if not same_bits(device.download(buffers[t.name], t.dtype, t.shape, t.offset), before):

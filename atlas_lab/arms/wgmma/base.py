@@ -22,6 +22,7 @@ from atlas_lab.kernels.gemm.wgmma_ring import ROW, shared_of
 from atlas_lab.kernels.lang import Kernel
 
 FIRST_ROWS = 17  # fewer are served by arms that read W once
+ADDING = ("lora", "residual")  # parts of an epilogue that kernels with addends fuse
 CHUNK = 16  # bytes that rows of what TMA loads are a multiple of
 
 
@@ -79,9 +80,17 @@ class OnWarpgroups(Arm):
     def tile(self, c: Call) -> Tile:
         """The one that serves a call."""
         form = dict(chosen(self, c.n, c.k, c.context))  # for every M: one that is stale is refused
+        few, more = self.tiles()
         if c.m <= NARROW:
-            return self._tile(NARROW, form["columns"], split=form.get("split", 1))
-        return self._ordered(self.tiles()[1], c.m, self.counts(c), c.k, c.context.target)[0]
+            t = self._tile(NARROW, form["columns"], split=form.get("split", 1))
+            if self.finishes(c, t):
+                return t
+        able = [t for t in (few if c.m <= NARROW else more) if self.finishes(c, t) and t.split == 1]
+        return self._ordered(able, c.m, self.counts(c), c.k, c.context.target)[0]
+
+    def finishes(self, c: Call, t: Tile) -> bool:
+        """Whether a tile can do what a call's epilogue asks for."""
+        return True
 
     def counts(self, c: Call) -> Sequence[int]:
         """Columns of y of each projection that the product is of."""
@@ -152,6 +161,13 @@ class OnWarpgroups(Arm):
             pipe=self.pipe,
             label=self.name,
         )
+
+
+def addends(c: Call) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """What the kernel takes of the addends of a call's epilogue: after y one, or two, of which one alone stands for
+    both; last, whether there are both. Nothing where there is none."""
+    given = c.epilogue.addends
+    return ((given[0], given[-1]), (len(given) - 1,)) if given else ((), ())
 
 
 def parts_of_y(c: Call, counts: Sequence[int]) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atlas_lab.arms.wgmma.base import OnWarpgroups, rows_for_tma
+from atlas_lab.arms.wgmma.base import ADDING, OnWarpgroups, addends, rows_for_tma
 from atlas_lab.arms.wgmma.tiles import Tile, splitting
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.context import Context
@@ -13,6 +13,7 @@ from atlas_lab.core.launch import Argument, Launch
 from atlas_lab.core.numbers import ReductionClass, Rounded
 from atlas_lab.core.projection import Projection
 from atlas_lab.core.verdict import Verdict
+from atlas_lab.kernels.gemm.wgmma_addends import ADDENDS
 from atlas_lab.kernels.gemm.wgmma_bf16 import wgmma_bf16
 from atlas_lab.kernels.gemm.wgmma_parts import clear_flags
 from atlas_lab.kernels.lang import Kernel
@@ -31,12 +32,15 @@ class Bf16Wgmma(OnWarpgroups):
     )
     tall: Sequence[tuple[int, int, int]] = ((136, 1, 1),)
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16))
+    epilogues: Sequence[str] = ADDING
     reduction_class = ReductionClass("wgmma.m64k16.bf16", "ascending K, in parts by M, N, K, target")
 
     def __init__(self) -> None:
         whole, split = self.whole_and_split()
         self.kernels = (clear_flags, *map(self.kernel, whole))
-        self.optional_kernels = tuple(map(self.kernel, split))
+        tiles = sorted((*whole, *split), key=lambda t: -t.sums)
+        adding = (self.kernel(t, ADDENDS) for t in tiles) if self.epilogues else ()
+        self.optional_kernels = (*map(self.kernel, split), *adding)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "bf16")
@@ -46,11 +50,14 @@ class Bf16Wgmma(OnWarpgroups):
 
     def lower(self, c: Call) -> list[Launch]:
         t = self.tile(c)
-        args = (self.rows_map(c.x.data, t.bm // t.across), *self.operands(c, t))
-        return [*self.cleared(c, t), self.launch(c, t, self.kernel(t), args, self.borders(c, t))]
+        added, both = addends(c)
+        args = (self.rows_map(c.x.data, t.bm // t.across), *self.operands(c, t), *added)
+        kernel = self.kernel(t, ADDENDS if added else None)
+        return [*self.cleared(c, t), self.launch(c, t, kernel, args, (*self.borders(c, t), *both))]
 
     def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
         return (self.rows_map(w.weight, t.bn // t.down),)
 
-    def kernel(self, t: Tile) -> Kernel:
-        return wgmma_bf16(t.bm, t.bn, t.stages, t.across, t.down, joined=self.joined, **splitting(t))
+    def kernel(self, t: Tile, epilogue: str | None = None) -> Kernel:
+        form = splitting(t)
+        return wgmma_bf16(t.bm, t.bn, t.stages, t.across, t.down, joined=self.joined, epilogue=epilogue, **form)

@@ -30,6 +30,7 @@ class Joined(OnWarpgroups):
 
     roles = JOINED  # type: ignore[assignment]
     joined = True
+    epilogues: Sequence[str] = ()
 
     def declare(self, p: Projection) -> Declaration:
         """A projection's weight, under a key that ends in a space and its role."""

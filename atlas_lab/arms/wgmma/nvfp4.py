@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atlas_lab.arms.copies import can_repack, repacked_nvfp4
+from atlas_lab.arms.wgmma.base import ADDING, addends
 from atlas_lab.arms.wgmma.repacked_tiles import Nvfp4Tile, per_sm
 from atlas_lab.arms.wgmma.tiles import Tile, splitting
 from atlas_lab.arms.wgmma.transposed import FEW, Transposed
@@ -17,6 +18,7 @@ from atlas_lab.core.projection import Projection
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.tensor_map import TensorMap
 from atlas_lab.core.verdict import Verdict
+from atlas_lab.kernels.gemm.wgmma_addends import ADDENDS
 from atlas_lab.kernels.gemm.wgmma_nvfp4 import LINES, wgmma_nvfp4
 from atlas_lab.kernels.gemm.wgmma_parts import clear_flags
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW
@@ -42,14 +44,17 @@ class Nvfp4Wgmma(Transposed):
         *((256, 128, 1), (256, 128, 2), (192, 128, 1), (128, 192, 1), (128, 128, 1), (96, 192, 1), (96, 128, 1)),
     )
     tolerance = Rounded(accumulate="mma_bf16", out="bf16", depth=lambda k: -(-k // 16), extra_roundings=2)
+    epilogues: Sequence[str] = ADDING
     reduction_class = ReductionClass("wgmma.m64k16.bf16", "each 64 of K by M, in parts by M, N, K, target")
 
     def __init__(self) -> None:
         whole, split = self.whole_and_split()
-        ways = ((t, ordered) for t in whole for ordered in (True, False))
-        products = (self.kernel(t, ordered) for t, ordered in ways if ordered or _serves_many(t))
-        self.kernels = (self.order, clear_flags, *dict.fromkeys(products))
-        self.optional_kernels = tuple(self.kernel(t, True) for t in split)
+        ways = [(t, ordered) for t in whole for ordered in (True, False) if ordered or _serves_many(t)]
+        apart = [(t, True) for t in split]
+        self.kernels = (self.order, clear_flags, *dict.fromkeys(self.kernel(*way) for way in ways))
+        tightest = sorted((*ways, *apart), key=lambda way: -way[0].sums)
+        adding = (self.kernel(*way, ADDENDS) for way in tightest) if self.epilogues else ()
+        self.optional_kernels = (*(self.kernel(*way) for way in apart), *dict.fromkeys(adding))
 
     def _of_many(self, c: Call) -> list[Tile]:
         return [t for t in self.tiles()[1] if c.m <= ORDERED or _serves_many(t)]
@@ -68,15 +73,18 @@ class Nvfp4Wgmma(Transposed):
         ordered = c.scratch.get("x.ordered")
         first = self.cleared(c, t) if ordered is None else [self._order(c, t, ordered)]
         x = self.rows_map(ordered or c.x.data, t.bm // t.across)
-        args, tail = (x, *self.operands(c, t)), (divides(next(iter(c.weights))), *self.borders(c, t))
-        return [*first, self.launch(c, t, self.kernel(t, ordered is not None), args, tail)]
+        added, both = addends(c)
+        args = (x, *self.operands(c, t), *added)
+        tail = (divides(next(iter(c.weights))), *self.borders(c, t), *both)
+        kernel = self.kernel(t, ordered is not None, ADDENDS if added else None)
+        return [*first, self.launch(c, t, kernel, args, tail)]
 
     def weight(self, w: Fields, t: Tile) -> tuple[Argument, ...]:
         return units_map(w, t), w.global_scale
 
-    def kernel(self, t: Tile, ordered: bool) -> Kernel:
-        held = per_sm(t.bm, t.bn)
-        return wgmma_nvfp4(t.bm, t.bn, t.stages, held, t.across, ordered, joined=self.joined, **splitting(t))
+    def kernel(self, t: Tile, ordered: bool, epilogue: str | None = None) -> Kernel:
+        form = (t.bm, t.bn, t.stages, per_sm(t.bm, t.bn), t.across, ordered)
+        return wgmma_nvfp4(*form, joined=self.joined, epilogue=epilogue, **splitting(t))
 
 
 def units_map(w: Fields, t: Tile) -> TensorMap:

@@ -5,6 +5,7 @@ stored; each warpgroup multiplies 64 rows, one group of products in flight while
 """
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.wgmma_addends import ADDENDS, refuse_epilogue, row_adder
 from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of
 from atlas_lab.kernels.gemm.wgmma_ring import (
     GROUP_BYTES,
@@ -36,6 +37,7 @@ def wgmma_bf16(
     raster: int = 16,
     joined: bool = False,
     split: int = 1,
+    epilogue: str | None = None,
 ):
     """x BF16 `[m, k]`, W BF16 `[n, k]` as maps of boxes `[bm / across, 64]` and `[bn / down, 64]` swizzled by 128
     bytes; y BF16 `[m, n]` row-major; any m and n, k a multiple of 8.
@@ -43,8 +45,11 @@ def wgmma_bf16(
     Tiles of bm (64 or 128) x bn (a multiple of 8 up to 256) outputs; a cluster takes neighbours, `across` in a row,
     which share their loads of x, and `down` in a column, which share those of W; sums run in ascending K, 16 at a time,
     in FP32. `joined`: three weights and parts of y, alike or the last again, as in `wgmma_joined`. With `split` a
-    cluster of so many blocks cuts the K of one tile of 64 rows instead; raises ValueError for others.
+    cluster of so many blocks cuts the K of one tile of 64 rows instead; raises ValueError for others, and for an
+    `epilogue` other than ADDENDS, of one projection: BF16 `[m, n]`, `before` where there are `both`, then `last`, are
+    added in FP32 to the sums.
     """
+    refuse_epilogue("wgmma_bf16", epilogue, (ADDENDS,), joined)
     consumers = bm // GROUP_ROWS
     refuse_rows(bm, split)
     stage = (bm + bn) * ROW
@@ -54,7 +59,7 @@ def wgmma_bf16(
     bars_at = mail_at + mail_bytes(warps_of(bm), count, split)
     of_stages = ring(stages, stage, bars_at, bm, across, bn=bn, down=down)
     of_tiles, parts_of = dealt(bm, bn, raster, across, down, split, warps_of(bm), count, mail_at)
-    store_rows = row_storer(bn, out_at)
+    store_rows, add_rows = row_storer(bn, out_at), row_adder(bn, out_at)
     loading, multiplying = roles(bm)
 
     @L.device
@@ -73,6 +78,12 @@ def wgmma_bf16(
         store_rows(y, acc, L.warp_id(), row, col, m, n, n, n)
 
     @L.device
+    def store_sums(into, acc, row, col, m):
+        y, n, addends = into
+        acc = add_rows(acc, addends, L.warp_id(), row, col, m, n)
+        store_rows(y, acc, L.warp_id(), row, col, m, n, n, n)
+
+    @L.device
     def store_part(into, acc, row, col, m):
         y, n, borders = into
         which, inside, count = part_of(col, n, borders)
@@ -80,7 +91,7 @@ def wgmma_bf16(
         pitch, first, second = borders[2], borders[3], borders[4]
         store_rows(here, acc, L.warp_id(), row, inside, m, count, pitch, L.i32(pitch | first | second))
 
-    store = store_part if joined else store_alone
+    store = store_part if joined else store_sums if epilogue else store_alone
 
     @L.device
     def run(x, w, into, parts, flags, m, n, k, cut):
@@ -162,6 +173,28 @@ def wgmma_bf16(
             run(x, (w0, w1, w2, one, two), into, parts, flags, m, n, k, cut)
 
         return kernel_of_three
+
+    if epilogue:
+
+        @L.kernel(launch_bounds=(threads_of(bm), 1))
+        def kernel_with_addends(
+            x: L.InMap[L.bf16],
+            w: L.InMap[L.bf16],
+            y: L.Out[L.bf16],
+            before: L.In[L.bf16],
+            last: L.In[L.bf16],
+            parts: L.InOut[L.f32],
+            flags: L.InOut[L.u32],
+            m: L.i32,
+            n: L.i32,
+            k: L.i32,
+            cut: L.i32,
+            both: L.i32,
+        ):
+            fetch_maps(x, w)
+            run(x, w, (y, n, (before, last, both)), parts, flags, m, n, k, cut)
+
+        return kernel_with_addends
 
     @L.kernel(launch_bounds=(threads_of(bm), 1))
     def kernel(

@@ -7,6 +7,8 @@ added up in FP32, so that what the matrix unit drops of a long sum stays small.
 import functools
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.wgmma_addends import ADDENDS, refuse_epilogue, row_adder
+from atlas_lab.kernels.gemm.wgmma_codes import CODES, code_storer
 from atlas_lab.kernels.gemm.wgmma_ring import (
     GROUP_BYTES,
     GROUP_ROWS,
@@ -26,6 +28,7 @@ from atlas_lab.kernels.gemm.wgmma_walk import loader
 BK = ROW  # K of one stage: a column of W's grid of scales, a group of x's
 PRODUCTS = BK // 32
 BLOCK = 128  # rows of W under one scale
+ADDED_CODES = f"{ADDENDS} {CODES}"  # both
 MOST_AHEAD = 128  # columns of which a thread of two warpgroups can hold three sets of sums
 
 
@@ -62,15 +65,28 @@ def scaled_add(count: int):
 
 
 @L.family
-def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, raster: int = 16, split: int = 1):
+def wgmma_fp8(
+    bm: int,
+    bn: int,
+    stages: int,
+    across: int = 1,
+    down: int = 1,
+    raster: int = 16,
+    split: int = 1,
+    epilogue: str | None = None,
+):
     """x E4M3 `[m, k]` and W E4M3 `[n, k]` as maps of boxes `[bm / across, 128]` and `[bn / down, 128]` swizzled by 128
     bytes; scales of x F32 `[ceil(k/128), m]` as a map of boxes `[1, bm]`; scales of W U8, BF16 where `narrow` and else
     F32, one for 128x128, `below` and `aside` of them apart (0: one for all); y, its tiles and `split` as in
     `wgmma_bf16`; k a multiple of 16.
 
     Sums run over 128 of K in the matrix unit, 32 at a time; each, times the product of both scales, is added in FP32.
-    Raises ValueError for columns that lie in more than two rows of W's grid, and for 128 rows that are split.
+    With an `epilogue` ADDENDS or ADDED_CODES, `before` where there are `both`, then `last`, BF16 `[m, n]`, are added to
+    the sums; with CODES or ADDED_CODES y is E4M3 and has scales, as in `wgmma_codes`. Raises ValueError for other
+    epilogues, for columns that lie in more than two rows of W's grid, for 128 rows that are split, and as `code_storer`
+    does.
     """
+    refuse_epilogue("wgmma_fp8", epilogue, (ADDENDS, CODES, ADDED_CODES))
     if grid_rows(bn) > 2:
         raise ValueError(f"wgmma_fp8: found {bn} columns, which lie in {grid_rows(bn)} rows of scales, expected 1 or 2")
     consumers = bm // GROUP_ROWS
@@ -85,7 +101,9 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ras
     of_stages = ring(stages, stage + 4 * bm, bars_at, bm, across, bn=bn, down=down)
     of_tiles, parts_of = dealt(bm, bn, raster, across, down, split, warps_of(bm), count, mail_at)
     add = scaled_add(count)
-    store = row_storer(bn, out_at)
+    adds, codes = epilogue in (ADDENDS, ADDED_CODES), epilogue in (CODES, ADDED_CODES)
+    store_rows, add_rows = row_storer(bn, out_at), row_adder(bn, out_at)
+    store_codes = code_storer(bn, out_at) if codes else None
     loading, multiplying = roles(bm)
 
     @L.device
@@ -141,23 +159,22 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ras
         of_stages.release(s)
         return add(acc, part, f, border), part, held
 
-    @L.kernel(launch_bounds=(threads_of(bm), 1))
-    def kernel(
-        x: L.InMap[L.e4m3],
-        w: L.InMap[L.e4m3],
-        x_scales: L.InMap[L.f32],
-        scales: L.In[L.u8],
-        y: L.Out[L.bf16],
-        parts: L.InOut[L.f32],
-        flags: L.InOut[L.u32],
-        m: L.i32,
-        n: L.i32,
-        k: L.i32,
-        cut: L.i32,
-        below: L.i32,
-        aside: L.i32,
-        narrow: L.i32,
-    ):
+    @L.device
+    def store_bf16(y, acc, warp, row, col, m, n):
+        store_rows(y, acc, warp, row, col, m, n, n, n)
+
+    store_sums = store_codes if codes else store_bf16
+
+    @L.device
+    def store_added(into, acc, warp, row, col, m, n):
+        y, addends = into
+        store_sums(y, add_rows(acc, addends, warp, row, col, m, n), warp, row, col, m, n)
+
+    store = store_added if adds else store_sums
+
+    @L.device
+    def run(x, w, x_scales, scales, into, parts, flags, m, n, k, cut, below, aside, narrow):
+        """All that the kernel does."""
         fetch_maps(x, w)
         of_stages.begin()
         parts_of.begin()
@@ -227,7 +244,7 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ras
                         if begin > 0:
                             shares = of_tiles.shares(m, n, steps, cut)
                             acc = parts_of.add(parts, flags, acc, L.warp_id(), shares, tile, begin, steps)
-                        store(y, acc, L.warp_id(), row0 + 16 * (L.warp_id() & 3), col0, m, n, n, n)
+                        store(into, acc, L.warp_id(), row0 + 16 * (L.warp_id() & 3), col0, m, n)
                 else:  # all its rows lie past x: nothing to multiply
                     for _ in range(begin, end):
                         of_stages.take(s, phase)
@@ -236,5 +253,106 @@ def wgmma_fp8(bm: int, bn: int, stages: int, across: int = 1, down: int = 1, ras
                 of_stages.take(s, phase)
                 tile, begin, end, row0, col0 = of_stages.part(s)
             of_stages.release(s)
+
+    if codes and adds:
+
+        @L.kernel(launch_bounds=(threads_of(bm), 1))
+        def kernel_with_addends_to_codes(
+            x: L.InMap[L.e4m3],
+            w: L.InMap[L.e4m3],
+            x_scales: L.InMap[L.f32],
+            scales: L.In[L.u8],
+            y: L.Out[L.e4m3],
+            y_scales: L.Out[L.f32],
+            before: L.In[L.bf16],
+            last: L.In[L.bf16],
+            parts: L.InOut[L.f32],
+            flags: L.InOut[L.u32],
+            m: L.i32,
+            n: L.i32,
+            k: L.i32,
+            cut: L.i32,
+            below: L.i32,
+            aside: L.i32,
+            narrow: L.i32,
+            pitch: L.i32,
+            both: L.i32,
+        ):
+            into = ((y, y_scales, pitch), (before, last, both))
+            run(x, w, x_scales, scales, into, parts, flags, m, n, k, cut, below, aside, narrow)
+
+        return kernel_with_addends_to_codes
+
+    if codes:
+
+        @L.kernel(launch_bounds=(threads_of(bm), 1))
+        def kernel_to_codes(
+            x: L.InMap[L.e4m3],
+            w: L.InMap[L.e4m3],
+            x_scales: L.InMap[L.f32],
+            scales: L.In[L.u8],
+            y: L.Out[L.e4m3],
+            y_scales: L.Out[L.f32],
+            parts: L.InOut[L.f32],
+            flags: L.InOut[L.u32],
+            m: L.i32,
+            n: L.i32,
+            k: L.i32,
+            cut: L.i32,
+            below: L.i32,
+            aside: L.i32,
+            narrow: L.i32,
+            pitch: L.i32,
+        ):
+            into = (y, y_scales, pitch)
+            run(x, w, x_scales, scales, into, parts, flags, m, n, k, cut, below, aside, narrow)
+
+        return kernel_to_codes
+
+    if adds:
+
+        @L.kernel(launch_bounds=(threads_of(bm), 1))
+        def kernel_with_addends(
+            x: L.InMap[L.e4m3],
+            w: L.InMap[L.e4m3],
+            x_scales: L.InMap[L.f32],
+            scales: L.In[L.u8],
+            y: L.Out[L.bf16],
+            before: L.In[L.bf16],
+            last: L.In[L.bf16],
+            parts: L.InOut[L.f32],
+            flags: L.InOut[L.u32],
+            m: L.i32,
+            n: L.i32,
+            k: L.i32,
+            cut: L.i32,
+            below: L.i32,
+            aside: L.i32,
+            narrow: L.i32,
+            both: L.i32,
+        ):
+            into = (y, (before, last, both))
+            run(x, w, x_scales, scales, into, parts, flags, m, n, k, cut, below, aside, narrow)
+
+        return kernel_with_addends
+
+    @L.kernel(launch_bounds=(threads_of(bm), 1))
+    def kernel(
+        x: L.InMap[L.e4m3],
+        w: L.InMap[L.e4m3],
+        x_scales: L.InMap[L.f32],
+        scales: L.In[L.u8],
+        y: L.Out[L.bf16],
+        parts: L.InOut[L.f32],
+        flags: L.InOut[L.u32],
+        m: L.i32,
+        n: L.i32,
+        k: L.i32,
+        cut: L.i32,
+        below: L.i32,
+        aside: L.i32,
+        narrow: L.i32,
+    ):
+        run(x, w, x_scales, scales, y, parts, flags, m, n, k, cut, below, aside, narrow)
 
     return kernel

@@ -7,6 +7,7 @@ multiplies 64 rows of W; while one half of a stage is multiplied the weights of 
 import functools
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.wgmma_addends import ADDENDS, refuse_epilogue
 from atlas_lab.kernels.gemm.wgmma_joined import bring_of, part_of
 from atlas_lab.kernels.gemm.wgmma_lanes import in_lanes_order, in_order
 from atlas_lab.kernels.gemm.wgmma_ring import (
@@ -69,6 +70,7 @@ def wgmma_nvfp4(
     raster: int = 16,
     joined: bool = False,
     split: int = 1,
+    epilogue: str | None = None,
 ):
     """x BF16 `[m, k]` as a map of boxes `[bm / cluster, 64]` swizzled by 128 bytes; W as `repacked_nvfp4` makes it, as
     a map of U8 `[ceil(n/16), 9·k/128, 128]` of boxes `[bn / 16, 9, 128]`; its F32 tensor scale, which divides where
@@ -78,8 +80,9 @@ def wgmma_nvfp4(
     Tiles of bm (a multiple of 16 up to 256) x bn (64, 128 or 192) outputs, of neighbours in a row by the blocks of a
     cluster, which share their loads of x; `blocks` of them on an SM. Codes times block scales are exact in BF16, sums
     run in ascending K, 16 at a time, in FP32. `joined`: three weights, their tensor scales and parts of y, alike or the
-    last again, as in `wgmma_joined`; `split` as in `wgmma_bf16`.
+    last again, as in `wgmma_joined`; `split` and `epilogue` as in `wgmma_bf16`.
     """
+    refuse_epilogue("wgmma_nvfp4", epilogue, (ADDENDS,), joined)
     consumers = bn // GROUP_ROWS
     w_at = 2 * bm * ROW
     stage = stage_bytes(bm, bn)
@@ -89,7 +92,7 @@ def wgmma_nvfp4(
     mail_at = out_at + turn_bytes(bn)
     of_stages = ring(stages, expected, mail_at + mail_bytes(warps_of(bn), count, split), bm, cluster, consumers)
     of_tiles, parts_of = dealt(bm, bn, raster, cluster, 1, split, warps_of(bn), count, mail_at)
-    store = transposed_storer(bm, out_at)
+    store = transposed_storer(bm, out_at, adds=epilogue is not None)
     pick_of, scales_of, weights = in_lanes_order if ordered else in_order
     loading, multiplying = roles(bn, 16 if bm > 192 else 0)
 
@@ -106,6 +109,11 @@ def wgmma_nvfp4(
         store(y, acc, L.warp_id(), row, col, m, n, n, n, (alpha, alpha))
 
     @L.device
+    def store_sums(into, alpha, acc, row, col, m):
+        y, n, addends = into
+        store(y, acc, L.warp_id(), row, col, m, n, n, n, (alpha, alpha), addends)
+
+    @L.device
     def store_part(into, alphas, acc, row, col, m):
         y, n, borders = into
         which, inside, count = part_of(col, n, borders)
@@ -113,7 +121,8 @@ def wgmma_nvfp4(
         here, alpha = one_of(which, y[0], y[1], y[2]), one_of(which, alphas[0], alphas[1], alphas[2])
         store(here, acc, L.warp_id(), row, inside, m, count, pitch, L.i32(pitch | first | second), (alpha, alpha))
 
-    alphas_of, store_tile = (alphas_of_three, store_part) if joined else (alpha_of, store_alone)
+    alphas_of = alphas_of_three if joined else alpha_of
+    store_tile = store_part if joined else store_sums if epilogue else store_alone
 
     @L.device
     def run(x, w, g, into, parts, flags, m, n, k, cut, divides):
@@ -209,6 +218,30 @@ def wgmma_nvfp4(
             run(x, (w0, w1, w2, one, two), (g0, g1, g2), into, parts, flags, m, n, k, cut, divides)
 
         return kernel_of_three
+
+    if epilogue:
+
+        @L.kernel(launch_bounds=(threads_of(bn), blocks))
+        def kernel_with_addends(
+            x: L.InMap[L.bf16],
+            w: L.InMap[L.u8],
+            tensor_scale: L.In[L.f32],
+            y: L.Out[L.bf16],
+            before: L.In[L.bf16],
+            last: L.In[L.bf16],
+            parts: L.InOut[L.f32],
+            flags: L.InOut[L.u32],
+            m: L.i32,
+            n: L.i32,
+            k: L.i32,
+            cut: L.i32,
+            divides: L.i32,
+            both: L.i32,
+        ):
+            fetch_maps(x, w)
+            run(x, w, tensor_scale, (y, n, (before, last, both)), parts, flags, m, n, k, cut, divides)
+
+        return kernel_with_addends
 
     @L.kernel(launch_bounds=(threads_of(bn), blocks))
     def kernel(

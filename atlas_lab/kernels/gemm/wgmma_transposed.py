@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 
 from atlas_lab.kernels import lang as L
+from atlas_lab.kernels.gemm.wgmma_addends import eight
 from atlas_lab.kernels.gemm.wgmma_ring import ROW, Ring
 from atlas_lab.kernels.gemv.mma_lanes import LIFT
 
 SIDE = 16  # rows of x and columns of y that a warp turns at a time
 TURN_BYTES = 2 * SIDE * SIDE  # of a warp
+AHEAD = 4  # SIDE rows of addends that are on their way
+NOTHING = 0x80008000  # two BF16 that change no number they are added to, not a zero's sign either
 
 
 def turn_bytes(bn: int) -> int:
@@ -31,18 +34,23 @@ def bring_halves(ring: Ring, bm: int, stage: int):
 
 
 @functools.cache
-def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = False):
+def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = False, adds: bool = False):
     """A device function `(y, acc, warp, row, col, m, n, pitch, odd, alphas)`: y of n columns, its rows `pitch` elements
     apart; `warp` the number among those that consume, `row` and `col` the first of its bm x 16 outputs, which are the
     sums times `lift`, then the alpha of the lane's column of y, that of g or of g + 8; `by_row`: times `lift` and the
     scale of y's row, first, from F32 `[m]`, alphas[2], which a launch before may write. `odd` is a multiple of 8 where
     y's address, n and pitch are multiples of 8 elements. Its memory lies from byte `out_at`, TURN_BYTES a warp. Raises
     ValueError for a bm that is no multiple of 16 and memory not so aligned.
+
+    With `adds` it takes `addends` too, last: `(before, last, both)`, BF16 `[m, n]`, of which `before`, where there are
+    `both`, then `last` are added to what is stored.
     """
     if bm % SIDE:
         raise ValueError(f"transposed_storer: found {bm} rows of x, expected a multiple of {SIDE}")
     if out_at % SIDE:
         raise ValueError(f"transposed_storer: found memory from byte {out_at}, expected a multiple of {SIDE}")
+
+    turns = bm // SIDE
 
     @L.device
     def of_rows(alphas, row, m):
@@ -65,7 +73,31 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = F
         return L.mul_rn(value, alpha)
 
     @L.device
-    def run(y, acc, warp, row, col, m, n, pitch, odd, alphas):
+    def fetched(addends, c, row, col, m, n):
+        """What a lane loads of both addends for turn c."""
+        if not adds:
+            return ()
+        before, last, both = addends
+        lane = L.lane_id()
+        here, column = row + SIDE * c + (lane >> 1), L.i32(col + 8 * (lane & 1))
+        return eight(before, here, column, m if both else L.i32(0), n, n), eight(last, here, column, m, n, n)
+
+    @L.device
+    def turned(chunk, to, of):
+        """A lane's four pairs of what lanes loaded, for its sums of a turn."""
+        out = L.dynamic_shared(L.u8, out_at)
+        L.sts_v4_b32(out, of, chunk)
+        L.cuda.syncwarp()
+        pairs = L.ldmatrix_x4_trans(out, to)
+        L.cuda.syncwarp()
+        return pairs
+
+    @L.device
+    def added(first, second, pair):
+        return L.add_rn(first, L.bf16_lo(pair)), L.add_rn(second, L.bf16_hi(pair))
+
+    @L.device
+    def run(y, acc, warp, row, col, m, n, pitch, odd, alphas, addends):
         out = L.dynamic_shared(L.u8, out_at)
         lane = L.lane_id()
         # 32 bytes a row of x, the 16-byte halves exchanged in rows 4 to 7 of 8: no two of 8 rows share a bank
@@ -74,14 +106,28 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = F
         mine, half = lane >> 1, lane & 1
         of = warp * TURN_BYTES + 32 * mine + ((half ^ ((mine >> 2) & 1)) << 4)
         column = col + 8 * half
-        for c in L.unroll(bm // SIDE):
+        ahead = ()
+        if adds:
+            for c in L.unroll(min(AHEAD, turns)):
+                ahead = ahead + (fetched(addends, c, row, col, m, n),)
+        for c in L.unroll(turns):
             words = ()
+            if adds:
+                if c + AHEAD < turns:
+                    ahead = ahead + (fetched(addends, c + AHEAD, row, col, m, n),)
+                before = (L.u32(NOTHING), L.u32(NOTHING), L.u32(NOTHING), L.u32(NOTHING))
+                if addends[2]:
+                    before = turned(ahead[c][0], to, of)
+                last = turned(ahead[c][1], to, of)
             factors = of_rows(alphas, row + SIDE * c, m)
             for j in L.unroll(4):
                 at, alpha = 8 * c + 2 * j, alphas[j & 1]
                 first, second = 2 * (j >> 1), 2 * (j >> 1) + 1
-                pair = L.bf16x2(scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, second))
-                words = words + (pair,)
+                p, q = scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, second)
+                if adds:
+                    p, q = added(p, q, before[j])
+                    p, q = added(p, q, last[j])
+                words = words + (L.bf16x2(p, q),)
             L.stmatrix_x4_trans(out, to, words)
             L.cuda.syncwarp()
             v = L.lds_v4_b32(out, of)
@@ -96,4 +142,8 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = F
                         if column + j < n:
                             L.stg_b16(y, first + j, L.u32(v[j // 2] >> (16 * (j % 2))) & 0xFFFF)
 
-    return run
+    @L.device
+    def alone(y, acc, warp, row, col, m, n, pitch, odd, alphas):
+        run(y, acc, warp, row, col, m, n, pitch, odd, alphas, ())
+
+    return run if adds else alone

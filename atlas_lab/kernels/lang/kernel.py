@@ -146,9 +146,12 @@ def family(factory: Callable[..., Kernel]) -> Callable[..., Kernel]:
     """Make a function that returns a kernel a family of kernels: its arguments are the compile-time parameters.
 
     Calls with equal arguments return the same kernel; the kernel is named after the factory and its arguments, which
-    are numbers, strings, None, element types, or tuples of these. Raises KernelError for others.
+    are numbers, strings, None, element types, or tuples of these; a parameter that is None by default is left out of
+    the name where it is None, so that a family which learns more keeps its kernels' names. Raises KernelError for
+    others.
     """
     signature = inspect.signature(factory)
+    unnamed = {(name, None) for name, p in signature.parameters.items() if p.default is None}
 
     @functools.cache
     def build(parameters: tuple[tuple[str, Any], ...]) -> Kernel:
@@ -167,7 +170,7 @@ def family(factory: Callable[..., Kernel]) -> Callable[..., Kernel]:
                     f"family {factory.__name__}: found {value!r} as {name}, expected a number, a string, None, an "
                     "element type or a tuple of these"
                 )
-        return build(tuple(bound.arguments.items()))
+        return build(tuple(item for item in bound.arguments.items() if item[1] is not None or item not in unnamed))
 
     return call
 

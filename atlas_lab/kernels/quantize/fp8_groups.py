@@ -12,6 +12,13 @@ ROWS = 16  # of a block
 THREADS = ROWS * LANES
 
 
+@L.device
+def scale_of(most):
+    """The scale of a group whose largest magnitude is `most`: max|x| / 448, 1 where that is 0."""
+    d = L.div_rn(most, L.f32(448))
+    return d if d > L.f32(0) else L.f32(1)
+
+
 @functools.cache
 def fp8_quantizer(words_of: L.DeviceFunction):
     """A device function `(source, codes, scales, flags, m, k, pitch, words)`: rows that `words_of` reads, as
@@ -40,8 +47,7 @@ def fp8_quantizer(words_of: L.DeviceFunction):
             most = L.max_f32(most, L.max_f32(L.abs_f32(L.bf16_lo(given[j])), L.abs_f32(L.bf16_hi(given[j]))))
         for step in L.unroll(4):
             most = L.max_f32(most, L.shfl_xor_f32(most, 8 >> step))
-        d = L.div_rn(most, L.f32(448))
-        by = d if d > L.f32(0) else L.f32(1)
+        by = scale_of(most)
         if here:
             out = ()
             for j in L.unroll(2):
