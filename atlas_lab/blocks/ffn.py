@@ -1,4 +1,5 @@
-"""The gated feed-forward block as one program: y = down(activation(gate·x) · (up·x)), norm excluded.
+"""The gated feed-forward block as one program: y = down(activation(gate·x) · (up·x)), norm excluded; a residual
+added to it where one is wanted, and each product's LoRA addend to that.
 
 Where the model clamps the inputs of that product (`ModelDims.activation_limit`), it is of min(gate·x, limit) and of
 up·x within the limit on both sides.
@@ -13,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from atlas_lab.blocks.lora import Adapter, delta
+from atlas_lab.blocks.projection import adding, finished
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Epilogue, Operand
 from atlas_lab.core.context import Context
@@ -31,7 +34,14 @@ GATE, UP, DOWN = "ffn.gate", "ffn.up", "ffn.down"
 
 
 def ffn_program(
-    gate_up: Route, down: Route, m: int, context: Context, arms: Mapping[str, Arm]
+    gate_up: Route,
+    down: Route,
+    m: int,
+    context: Context,
+    arms: Mapping[str, Arm],
+    *,
+    residual: bool = False,
+    adapters: Mapping[str, Adapter] | None = None,
 ) -> tuple[Program, tuple[str, ...]]:
     """The program of a block for `m` rows, and a sentence for each thing that the levers ask for and an arm cannot do.
 
@@ -43,10 +53,16 @@ def ffn_program(
     The lever `gated` says where the product is computed; where an arm does not serve that, a launch of its own does
     it.
 
-    Raises PlanError where the shapes, the activation or its limit are no gated block's, and as `program_of`; RouteError
-    where nothing serves a role for `m` rows.
+    With a `residual` a port `/residual` BF16 `[m, hidden]` is added to y. `adapters`, by role, add s·B(A·x) to a
+    product: of gate and up before the activation, of down on the gated product, for which that must be stored. What an
+    arm does not add in its epilogue, a launch after it does (`blocks.projection`). Without adapters, or with the lever
+    `lora` off, there is no launch for them.
+
+    Raises PlanError where the shapes, the activation or its limit are no gated block's, an adapter is of another role
+    or shape, and as `program_of`; RouteError where nothing serves a role for `m` rows.
     """
-    return _Block(gate_up, down, m, context, arms).program()
+    held = dict(adapters or {}) if context.levers.lora else {}
+    return _Block(gate_up, down, m, context, arms, residual, held).program()
 
 
 def served(gate_up: Route, down: Route, m: int) -> tuple[Assignment, ...]:
@@ -74,10 +90,13 @@ class _Block:
     m: int
     context: Context
     arms: Mapping[str, Arm]
+    residual: bool
+    adapters: Mapping[str, Adapter]
     said: list[str] = field(default_factory=list)
     parts: list[Program] = field(default_factory=list)
     launches: list[Enqueued] = field(default_factory=list)
     temporaries: list[Tensor] = field(default_factory=list)
+    persistent: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         gate, up, down = self.gate_up.site[GATE], self.gate_up.site[UP], self.down.site[DOWN]
@@ -93,6 +112,9 @@ class _Block:
         self.activation, self.limit = self.context.dims.activation, self.context.dims.activation_limit
         if not 0 <= self.limit < inf:
             raise PlanError(f"{self.label}: found an activation limit of {self.limit}, expected 0 for none or more")
+        for role in self.adapters:
+            if role not in (GATE, UP, DOWN):
+                raise PlanError(f"{self.label}: found an adapter of {role!r}, expected one of {GATE}, {UP}, {DOWN}")
         *first, self.second = served(self.gate_up, self.down, self.m)
         self.first = tuple(first)
 
@@ -105,27 +127,29 @@ class _Block:
         m, i = self.m, self.width
         x = Tensor("bf16", (m, self.gate_up.site.k), f"{self.label}/x")
         y = Tensor("bf16", (m, self.down.site[DOWN].n), f"{self.label}/y")
+        beside = Tensor("bf16", (m, self.down.site[DOWN].n), f"{self.label}/residual") if self.residual else None
+        last = Epilogue(residual=beside)
         place = self._place()
         if place == "epilogue":
             h = self._temporary("h", i)
             self._project(self.first[0], x, h, epilogue=Epilogue(activation=self.activation, limit=self.limit))
-            self._project(self.second, h, y)
+            self._project(self.second, h, y, epilogue=last)
         elif place == "input":
             gu = self._temporary("gu", 2 * i)
             self._project(self.first[0], x, gu)
-            self._project(self.second, gu, y, prologue=True)
+            self._project(self.second, gu, y, epilogue=last, prologue=True)
         else:
             g, u = self._halves(x)
             h = self._temporary("h", i)
             self.launches.append(self._gated(g, u, h))
-            self._project(self.second, h, y)
+            self._project(self.second, h, y, epilogue=last)
         served = ", ".join(dict.fromkeys(a.arm for a in (*self.first, self.second)))
         made = Program(
             name=f"{self.label} M={m} {served}, gated={place}",
             launches=after_libraries(self.launches),
-            inputs=(x,),
+            inputs=(x, beside) if beside else (x,),
             outputs=(y,),
-            persistent=tuple(dict.fromkeys(t for p in self.parts for t in p.persistent)),
+            persistent=tuple(dict.fromkeys((*(t for p in self.parts for t in p.persistent), *self.persistent))),
             temporaries=tuple(self.temporaries),
         )
         return made, tuple(dict.fromkeys(self.said))
@@ -142,6 +166,10 @@ class _Block:
             lacks = f"arm {self.first[0].arm} fuses no activation"
         elif wanted == "epilogue" and self.limit and "limit" not in self.arms[self.first[0].arm].epilogues:
             lacks = f"arm {self.first[0].arm} {clamp}"
+        elif wanted == "epilogue" and not self.adapters.keys().isdisjoint((GATE, UP)):
+            lacks = f"arm {self.first[0].arm} adds no LoRA before its activation"
+        elif wanted == "input" and DOWN in self.adapters:
+            lacks = f"the adapter of {DOWN} reads it"
         elif wanted == "input" and self.activation not in self.arms[self.second.arm].prologues:
             lacks = f"arm {self.second.arm} does not fuse {self.activation} into its input"
         elif wanted == "input" and self.limit and "limit" not in self.arms[self.second.arm].prologues:
@@ -172,8 +200,12 @@ class _Block:
     def _project(
         self, a: Assignment, x: Tensor, y: Tensor, *, epilogue: Epilogue = Epilogue(), prologue: bool = False
     ) -> None:
-        """The launches of one call of an arm."""
-        arm = self.arms[a.arm]
+        """The launches of one call of an arm, and of the LoRA addends of its projections: one alone is the epilogue's,
+        those of a group are added to their columns of y."""
+        arm, group = self.arms[a.arm], len(a.roles) > 1
+        addends = {role: self._delta(role, x) for role in a.roles if role in self.adapters}
+        if addends and not group:
+            epilogue = replace(epilogue, lora=addends[a.roles[0]])
         call = replace(
             projection_call(self._members(a), a, self.m, self.context, epilogue),
             x=Operand(x),
@@ -181,10 +213,23 @@ class _Block:
             prologue=self.activation if prologue else "",
             prologue_limit=self.limit if prologue else 0.0,
         )
-        made = program_of(arm, call)
+        made = program_of(arm, call) if group else finished(arm, call)
         self.parts.append(made)
         self.launches += made.launches
         self.temporaries += made.temporaries
+        if group:
+            for role, addend in addends.items():
+                columns = y.view(self.width * a.roles.index(role), (self.m, self.width), (2 * self.width, 1))
+                self.launches.append(adding(columns, (addend,), self.context))
+
+    def _delta(self, role: str, x: Tensor) -> Tensor:
+        """A role's LoRA addend of its product with x."""
+        site = self.down.site if role == DOWN else self.gate_up.site
+        made = delta(self.adapters[role], x, site[role].n, self.context, f"{self.label}/lora {role}")
+        self.launches += made.launches
+        self.temporaries += made.temporaries
+        self.persistent += made.persistent
+        return made.addend
 
     def _members(self, a: Assignment) -> tuple[Projection, ...]:
         site = self.down.site if a is self.second else self.gate_up.site

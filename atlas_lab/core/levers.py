@@ -28,6 +28,7 @@ class Levers:
     gated: where a feed-forward block computes activation(gate)·up: in the epilogue of gate and up, in a launch of its
         own, or in down's input.
     pdl: launches whose kernels wait for those before them start before those are over, where the target can (sm_90).
+    lora: the addends of LoRA adapters are computed and added; off, an adapter changes nothing.
     """
 
     stream_weights: bool = False
@@ -35,6 +36,7 @@ class Levers:
     row_invariant: bool = True
     gated: str = "epilogue"
     pdl: bool = True
+    lora: bool = True
     origins: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def origin(self, name: str) -> str:

@@ -66,6 +66,10 @@ def _launches(arm: Arm, call: Call) -> tuple[Enqueued, ...]:
             if not call.context.target.meets(x.kernel.needs):
                 target = call.context.target.name
                 raise PlanError(f"{label} launches {x.kernel.spec}, which needs {x.kernel.needs}, found {target}")
+    read = {t.name for x in launches for t in x.reads}
+    for t in call.epilogue.addends:
+        if t.name not in read:
+            raise PlanError(f"{call.y.data.name}: no launch of arm {arm.name} reads {t}, which it says that it adds")
     return after_libraries([settled(x, call.context) if isinstance(x, Launch) else x for x in launches])
 
 

@@ -40,6 +40,10 @@ class Values:
     bound: np.ndarray
 
 
+Added = Callable[[str, np.ndarray], Values | None]
+"""Of a role and the x of its projection, `[M, K]`: what is added to their product."""
+
+
 def clamped(g: np.ndarray, u: np.ndarray, limit: float) -> tuple[np.ndarray, np.ndarray]:
     """Float64 g and u as a gated product with a limit takes them: rounded to BF16, it bounds g from above and u on both
     sides; a NaN stays one. 0 is no limit."""
@@ -150,17 +154,25 @@ class FfnParity:
         self._products: dict[tuple[tuple[str, ...], bytes], Values] = {}
 
     def parity(
-        self, program: Program, m: int, dims: ModelDims, x: np.ndarray, output: Callable[[str], np.ndarray]
+        self,
+        program: Program,
+        m: int,
+        dims: ModelDims,
+        x: np.ndarray,
+        output: Callable[[str], np.ndarray],
+        added: Added = lambda role, x: None,
     ) -> ParityResult:
         """Every stage of a program for x BF16 `[m, hidden]`: the first that is wrong, else y. `dims` say the
         activation and its limit; `output(name)` is what it stored in the last buffer of that name (`h`, `gu`, `g`,
-        `u`, `y`), BF16."""
+        `u`, `y`), BF16; `added(role, x)` what is added to a projection's product, if anything, which may be rounded
+        before."""
         kind, limit = dims.activation, dims.activation_limit
         stored = {t.name.rpartition("/")[2] for t in stages(program)}
         assignments = self._served(m)
         width = self.down.site.k
-        near = np.concatenate([self._product(a, x).values for a in assignments[:-1]], axis=1)
-        bound = np.concatenate([self._product(a, x).bound for a in assignments[:-1]], axis=1)
+        products = [self._with(self._product(a, x), a, x, added) for a in assignments[:-1]]
+        near = np.concatenate([p.values for p in products], axis=1)
+        bound = np.concatenate([p.bound for p in products], axis=1)
         results = []
         if "h" in stored and not stored & {"gu", "g"}:
             g, u = (Values(near[:, c], bound[:, c]) for c in (slice(width), slice(width, None)))
@@ -176,8 +188,22 @@ class FfnParity:
                 results.append(judged("h", h, made))
         if "h" in stored:
             made = Values(h.astype(np.float64), np.zeros(h.shape))
-        results.append(judged("y", output("y"), self._down(assignments[-1], made)))
+        y = self._with(self._down(assignments[-1], made), assignments[-1], made.values, added)
+        results.append(judged("y", output("y"), y))
         return next((r for r in results if not r.passed), results[-1])
+
+    def _with(self, made: Values, a: Assignment, x: np.ndarray, added: Added) -> Values:
+        """The product of x by an assignment's projections plus what is added to them, that sum rounded too."""
+        parts, start = [], 0
+        for role in a.roles:
+            end = start + (self.down if role == DOWN else self.gate_up).site[role].n
+            of_role, more = Values(made.values[:, start:end], made.bound[:, start:end]), added(role, x)
+            if more is not None:
+                total, bound = of_role.values + more.values, of_role.bound + more.bound
+                of_role = Values(total, bound + OUTPUTS["bf16"] * (np.abs(total) + bound))
+            parts.append(of_role)
+            start = end
+        return Values(*(np.concatenate([getattr(p, f) for p in parts], axis=1) for f in ("values", "bound")))
 
     def _served(self, m: int) -> tuple[Assignment, ...]:
         found = served(self.gate_up, self.down, m)

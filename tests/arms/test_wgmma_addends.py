@@ -30,13 +30,14 @@ STEP = {name: 64 if name == "bf16_wgmma" else 128 for name in FORMATS}  # K of a
 FULL = pytest.mark.full
 BOTH = ("lora", "residual")
 EACH = pytest.mark.parametrize("name", FORMATS)
+OF_THEIRS = {"q2_dequant": "q2_0_g128", "nvfp4_w4a4_emulated": "nvfp4"}  # arms on the same kernels
 
 
 def case_of(name: str, m: int, n: int, k: int, **form: int) -> Case:
-    return Case(name, ("ffn.up",), m, n, k, FORMATS[name], setting=tuple(form.items()))
+    return Case(name, ("ffn.up",), m, n, k, (FORMATS | OF_THEIRS)[name], setting=tuple(form.items()))
 
 
-SHAPES = [(17, 77, 128), (33, 96, 256), (67, 136, 128), (129, 264, 384)]
+SHAPES = [(17, 77, 128), (33, 96, 256), (67, 44, 128), (129, 264, 384)]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,23 @@ def test_both_addends_on_awkward_shapes(name: str, m: int, n: int, k: int, devic
 def test_one_addend(name: str, part: str, device) -> None:
     found = run_adding(case_of(name, 18, 40, 128), ARMS[name], device, base_context(device.target), [part]).compared()
     assert found.ok, str(found)
+
+
+@pytest.mark.parametrize("name", ["q2_dequant", pytest.param("nvfp4_w4a4_emulated", marks=FULL)])
+def test_arms_that_launch_these_kernels_for_other_operands(name: str, device) -> None:
+    """After a launch that makes W, and after one that quantizes x."""
+    found = run_adding(case_of(name, 17, 48, 128), ARMS[name], device, base_context(device.target), BOTH).compared()
+    assert found.ok, str(found)
+
+
+def test_an_arm_that_says_that_it_adds_and_does_not_is_refused(monkeypatch) -> None:
+    arm = ARMS["fp8_wgmma"]
+    monkeypatch.setattr(arm, "epilogues", ("residual",))
+    call, _ = planned(Case("fp8_wgmma", ("ffn.up",), 40, 136, 256, "fp8"), arm, base_context(HOPPER), ["residual"])
+    with pytest.raises(
+        PlanError, match=r"no launch of arm fp8_wgmma reads .*/residual: bf16\[40, 136\], which it says"
+    ):
+        program_of(arm, call)
 
 
 @FULL
@@ -88,7 +106,7 @@ def test_the_block_that_ends_a_cut_tile_adds(name: str, monkeypatch) -> None:
     assert found.compared().ok, str(found.compared())
 
 
-@pytest.mark.parametrize("name", ["nvfp4_wgmma", *(pytest.param(n, marks=FULL) for n in list(FORMATS)[:2])])
+@pytest.mark.parametrize("name", ["bf16_wgmma", *(pytest.param(n, marks=FULL) for n in list(FORMATS)[1:])])
 def test_the_block_of_a_cluster_that_has_all_sums_adds(name: str) -> None:
     arm = ARMS[name]
     bn, split = arm.splits[-1]

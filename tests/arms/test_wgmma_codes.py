@@ -64,7 +64,7 @@ def test_codes_and_scales_are_those_of_a_launch_of_its_own(m: int, n: int, k: in
 @pytest.mark.parametrize("parts", [(), pytest.param(BOTH, marks=FULL)])
 def test_the_block_of_a_cluster_that_has_all_sums_quantizes(parts: tuple[str, ...]) -> None:
     with open_device("interpreter", HOPPER) as device:
-        compare(case_of(20, 208, 3 * 128, columns=128, split=2), device, parts)
+        compare(case_of(20, 112, 2 * 128, columns=128, split=2), device, parts)
 
 
 @FULL

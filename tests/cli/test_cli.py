@@ -100,7 +100,7 @@ BAD = [
     (["ab", "y"], "registry.yaml: unknown experiment 'y', expected one of x"),
     (["ab", "-c", "none.yaml"], "none.yaml: cannot be read: No such file or directory"),
     (["ab", "--set", "grahp=1"], "--set grahp=1: unknown lever 'grahp', expected one of stream_weights, graph, "
-     "row_invariant, gated, pdl, did you mean 'graph'?"),
+     "row_invariant, gated, pdl, lora, did you mean 'graph'?"),
     (["ab", "--device", "gpu"], "found device 'gpu', expected one of auto, cuda, interpreter"),
     (["ab", "--json", "no/r.json"], "--json no/r.json: found no directory no, expected one that exists"),
     (["ab", "--plugin", "nowhere"], "--plugin: plugin nowhere: ModuleNotFoundError: No module named 'nowhere'"),
@@ -134,7 +134,7 @@ CONFIGS = [
      "checkpoint, interpreter, layers, roles, blocks, m, baseline, variants, require, did you mean 'baseline'?"),
     ({"more": "    m: [3]\n"}, "registry.yaml:9: experiments.x.m: duplicate key, first on line 5"),
     ({"top": "levers: {streem_weights: off}\n"}, "registry.yaml:2: levers.streem_weights: unknown lever "
-     "'streem_weights', expected one of stream_weights, graph, row_invariant, gated, pdl, did you mean "
+     "'streem_weights', expected one of stream_weights, graph, row_invariant, gated, pdl, lora, did you mean "
      "'stream_weights'?"),
     ({"variants": "a: {pins: {ffn.gate: fp8_gemv}}"}, "registry.yaml:8: experiments.x.variants.a: layers.0.ffn.gate: "
      "pins of variant a: ffn.gate = fp8_gemv, which is not eligible: starts from fp8 weights (found bf16, expected "),

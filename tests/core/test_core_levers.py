@@ -74,8 +74,8 @@ def test_an_unknown_name_is_an_error_with_the_nearest(source: str) -> None:
     with pytest.raises(LeverError) as e:
         resolve_levers(**{source: {"stream_weight": "1"}})
     assert str(e.value) == (
-        "unknown lever 'stream_weight', expected one of stream_weights, graph, row_invariant, gated, pdl, did you "
-        "mean 'stream_weights'?"
+        "unknown lever 'stream_weight', expected one of stream_weights, graph, row_invariant, gated, pdl, lora, did "
+        "you mean 'stream_weights'?"
     )
 
 
@@ -92,4 +92,5 @@ def test_levers_that_came_from_elsewhere_are_equal_if_their_values_are() -> None
     assert one == two
     assert hash(one) == hash(two)
     values = {"stream_weights": False, "graph": False, "row_invariant": True, "gated": "epilogue", "pdl": True}
+    values |= {"lora": True}
     assert dict(one.items()) == dict(two.items()) == values

@@ -64,7 +64,7 @@ def test_precedence_of_orders_and_pins():
     ("variant", "more", "sentence"),
     [
         ("{levers: {grahp: on}}", "", "r.yaml:6: experiments.x.variants.a.levers.grahp: unknown lever 'grahp', "
-         "expected one of stream_weights, graph, row_invariant, gated, pdl, did you mean 'graph'?"),
+         "expected one of stream_weights, graph, row_invariant, gated, pdl, lora, did you mean 'graph'?"),
         ("{}", "levers: {graph: maybe}\n", "r.yaml:7: levers.graph: lever graph: found 'maybe', expected 0, false, "
          "off, 1, true or on"),
         ("{weights: nvfp5}", "", "r.yaml:6: experiments.x.variants.a.weights: unknown format 'nvfp5', expected one of "
@@ -106,7 +106,7 @@ def test_names_that_exist_pass(registry):
     [
         (["graph"], "--set graph: found no =, expected name=value"),
         (["grahp=1"], "--set grahp=1: unknown lever 'grahp', expected one of stream_weights, graph, row_invariant, "
-         "gated, pdl, did you mean 'graph'?"),
+         "gated, pdl, lora, did you mean 'graph'?"),
         (["graph=2"], "--set graph=2: lever graph: found '2', expected 0, false, off, 1, true or on"),
     ],
 )  # fmt: skip

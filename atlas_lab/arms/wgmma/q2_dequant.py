@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from atlas_lab.arms.q2_0 import GROUPS, OverQ2
+from atlas_lab.arms.wgmma.base import addends
 from atlas_lab.arms.wgmma.bf16 import Bf16Wgmma
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.call import Call
@@ -16,6 +17,7 @@ from atlas_lab.core.launch import Argument, Launch
 from atlas_lab.core.numbers import Accuracy, ReductionClass
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.formats import get
+from atlas_lab.kernels.gemm.wgmma_addends import ADDENDS
 from atlas_lab.kernels.quantize.q2_0_bf16 import PIECE, THREADS, dequantize_q2_0
 
 
@@ -34,8 +36,9 @@ class Q2Dequant(OverQ2, Bf16Wgmma):
     )
 
     def __init__(self) -> None:
-        products = (self.kernel(t) for tiles in self.tiles() for t in tiles)
-        self.kernels = (*(dequantize_q2_0(g) for g in GROUPS.values()), *products)
+        tiles = [t for tiles in self.tiles() for t in tiles]
+        self.kernels = (*(dequantize_q2_0(g) for g in GROUPS.values()), *map(self.kernel, tiles))
+        self.optional_kernels = tuple(self.kernel(t, ADDENDS) for t in sorted(tiles, key=lambda t: -t.sums))
 
     def scratch(self, c: Call) -> dict[str, Tensor]:
         return super().scratch(c) | {"w": Tensor("bf16", (c.n, c.k))}
@@ -52,9 +55,11 @@ class Q2Dequant(OverQ2, Bf16Wgmma):
             args=(w.blocks, made, flags, pieces, words),
             label=f"{self.name} w",
         )
-        args = (self.rows_map(c.x.data, t.bm // t.across), *self.operands(c, t))
+        added, both = addends(c)
+        args = (self.rows_map(c.x.data, t.bm // t.across), *self.operands(c, t), *added)
+        kernel = self.kernel(t, ADDENDS if added else None)
         # W is what the launch before makes, and the product loads it before it waits
-        return [weights, replace(self.launch(c, t, self.kernel(t), args), pdl=False)]
+        return [weights, replace(self.launch(c, t, kernel, args, both), pdl=False)]
 
     def operands(self, c: Call, t: Tile) -> tuple[Argument, ...]:
         return self.rows_map(c.scratch["w"], t.bn // t.down), c.y.data

@@ -7,6 +7,7 @@ from typing import Any
 from atlas_lab.arms.copies.input_scale import INPUT_SCALE, can_scale_input, input_scale
 from atlas_lab.arms.gated import PROLOGUES, form, source
 from atlas_lab.arms.w4a4 import SNR_DB, rounded_x
+from atlas_lab.arms.wgmma.base import addends
 from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.call import Call
@@ -18,6 +19,7 @@ from atlas_lab.core.projection import Projection
 from atlas_lab.core.tensor import Tensor
 from atlas_lab.core.verdict import Verdict
 from atlas_lab.kernels.activation.quantized import gated_nvfp4_lanes
+from atlas_lab.kernels.gemm.wgmma_addends import ADDENDS
 from atlas_lab.kernels.gemv.mma_lanes import RUN
 from atlas_lab.kernels.quantize.lanes_order import THREADS, order_grid
 from atlas_lab.kernels.quantize.nvfp4_lanes import quantize_nvfp4_lanes
@@ -45,9 +47,11 @@ class Nvfp4W4A4Emulated(Nvfp4Wgmma):
         few, _ = self.tiles()
         self.kernels = (_quantizer(False), *(self.kernel(t, True) for t in few if t.bn == COLUMNS))
         # the products are tried by nvfp4_wgmma; the other quantizers are for a tensor scale and for gated products
-        products = (self.kernel(t, True) for tiles in self.tiles() for t in tiles)
+        tiles = [t for tiles in self.tiles() for t in tiles]
+        products = (self.kernel(t, True) for t in tiles)
+        adding = (self.kernel(t, True, ADDENDS) for t in sorted(tiles, key=lambda t: -t.sums))
         gated = (_gated(clamp, scaled) for scaled in (False, True) for clamp in (False, True))
-        self.optional_kernels = (_quantizer(True), *gated, *(k for k in products if k not in self.kernels))
+        self.optional_kernels = (_quantizer(True), *gated, *(k for k in products if k not in self.kernels), *adding)
 
     def _of_many(self, c: Call) -> list[Tile]:
         return self.tiles()[1]
@@ -80,9 +84,11 @@ class Nvfp4W4A4Emulated(Nvfp4Wgmma):
             quantizes=True,
             label=f"{self.name} x",
         )
-        args = (self.rows_map(made, t.bm // t.across), *self.operands(c, t))
+        added, both = addends(c)
+        args = (self.rows_map(made, t.bm // t.across), *self.operands(c, t), *added)
         divides = int(not scaled and next(iter(c.weights)).endswith("_reciprocal"))
-        return [quantized, self.launch(c, t, self.kernel(t, True), args, (divides,))]
+        kernel = self.kernel(t, True, ADDENDS if added else None)
+        return [quantized, self.launch(c, t, kernel, args, (divides, *both))]
 
 
 def _quantizer(scaled: bool) -> Any:
