@@ -31,17 +31,17 @@ def eight(addend, row, column, m, n, odd):
     """8 elements of a row from a column on, as pairs; 0 past m and n. `odd` is a multiple of 8 where n is."""
     v = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
     if row < m and column < n:
-        at = L.i64(row) * n + column
+        here = L.offset(addend, L.i64(row) * n + column)
         if odd & 7 == 0:
-            v = L.ld_in_v4_b32(addend, at)
+            v = L.ld_in_v4_b32(here, 0)
         else:
             some = ()
             for j in L.unroll(4):
                 low, high = L.u32(0), L.u32(0)
                 if column + 2 * j < n:
-                    low = L.ld_in_b16(addend, at + 2 * j)
+                    low = L.ld_in_b16(here, 2 * j)
                 if column + 2 * j + 1 < n:
-                    high = L.ld_in_b16(addend, at + (2 * j + 1))
+                    high = L.ld_in_b16(here, 2 * j + 1)
                 some = some + (L.u32(low | high << 16),)
             v = some
     return v

@@ -51,6 +51,7 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = F
         raise ValueError(f"transposed_storer: found memory from byte {out_at}, expected a multiple of {SIDE}")
 
     turns = bm // SIDE
+    first_turns = min(AHEAD, turns)
 
     @L.device
     def of_rows(alphas, row, m):
@@ -73,14 +74,47 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = F
         return L.mul_rn(value, alpha)
 
     @L.device
-    def fetched(addends, c, row, col, m, n):
-        """What a lane loads of both addends for turn c."""
-        if not adds:
-            return ()
-        before, last, both = addends
+    def places(warp):
+        """Where a lane gives a row of what its warp turns, and where it takes 8 columns of one."""
         lane = L.lane_id()
-        here, column = row + SIDE * c + (lane >> 1), L.i32(col + 8 * (lane & 1))
-        return eight(before, here, column, m if both else L.i32(0), n, n), eight(last, here, column, m, n, n)
+        # 32 bytes a row of x, the 16-byte halves exchanged in rows 4 to 7 of 8: no two of 8 rows share a bank
+        r, h = (lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1
+        to = warp * TURN_BYTES + 32 * r + ((h ^ ((r >> 2) & 1)) << 4)
+        mine, half = lane >> 1, lane & 1
+        of = warp * TURN_BYTES + 32 * mine + ((half ^ ((mine >> 2) & 1)) << 4)
+        return to, of, mine, half
+
+    @L.device
+    def store(y, words, to, of, c, row, mine, column, m, n, pitch, odd):
+        """Stores the words of turn c; a lane has 8 columns of its row `mine`."""
+        out = L.dynamic_shared(L.u8, out_at)
+        L.stmatrix_x4_trans(out, to, words)
+        L.cuda.syncwarp()
+        v = L.lds_v4_b32(out, of)
+        L.cuda.syncwarp()
+        here = row + SIDE * c + mine
+        if here < m and column < n:
+            first = L.i64(here) * pitch + column
+            if odd & 7 == 0:
+                L.stg_v4_b32(y, first, v)
+            else:
+                for j in L.unroll(8):
+                    if column + j < n:
+                        L.stg_b16(y, first + j, L.u32(v[j // 2] >> (16 * (j % 2))) & 0xFFFF)
+
+    @L.device
+    def run(y, acc, warp, row, col, m, n, pitch, odd, alphas):
+        to, of, mine, half = places(warp)
+        column = col + 8 * half
+        for c in L.unroll(turns):
+            words = ()
+            factors = of_rows(alphas, row + SIDE * c, m)
+            for j in L.unroll(4):
+                at, alpha = 8 * c + 2 * j, alphas[j & 1]
+                first, second = 2 * (j >> 1), 2 * (j >> 1) + 1
+                pair = L.bf16x2(scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, second))
+                words = words + (pair,)
+            store(y, words, to, of, c, row, mine, column, m, n, pitch, odd)
 
     @L.device
     def turned(chunk, to, of):
@@ -97,53 +131,29 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = F
         return L.add_rn(first, L.bf16_lo(pair)), L.add_rn(second, L.bf16_hi(pair))
 
     @L.device
-    def run(y, acc, warp, row, col, m, n, pitch, odd, alphas, addends):
-        out = L.dynamic_shared(L.u8, out_at)
-        lane = L.lane_id()
-        # 32 bytes a row of x, the 16-byte halves exchanged in rows 4 to 7 of 8: no two of 8 rows share a bank
-        r, h = (lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1
-        to = warp * TURN_BYTES + 32 * r + ((h ^ ((r >> 2) & 1)) << 4)
-        mine, half = lane >> 1, lane & 1
-        of = warp * TURN_BYTES + 32 * mine + ((half ^ ((mine >> 2) & 1)) << 4)
-        column = col + 8 * half
-        ahead = ()
-        if adds:
-            for c in L.unroll(min(AHEAD, turns)):
-                ahead = ahead + (fetched(addends, c, row, col, m, n),)
+    def run_adding(y, acc, warp, row, col, m, n, pitch, odd, alphas, addends):
+        before, last, both = addends
+        to, of, mine, half = places(warp)
+        column, some, ahead = L.i32(col + 8 * half), m if both else L.i32(0), ()
+        for c in L.unroll(first_turns):
+            here = row + SIDE * c + mine
+            ahead = ahead + ((eight(before, here, column, some, n, n), eight(last, here, column, m, n, n)),)
         for c in L.unroll(turns):
-            words = ()
-            if adds:
-                if c + AHEAD < turns:
-                    ahead = ahead + (fetched(addends, c + AHEAD, row, col, m, n),)
-                before = (L.u32(NOTHING), L.u32(NOTHING), L.u32(NOTHING), L.u32(NOTHING))
-                if addends[2]:
-                    before = turned(ahead[c][0], to, of)
-                last = turned(ahead[c][1], to, of)
+            if c + AHEAD < turns:
+                here = row + SIDE * (c + AHEAD) + mine
+                ahead = ahead + ((eight(before, here, column, some, n, n), eight(last, here, column, m, n, n)),)
+            a, words = (L.u32(NOTHING), L.u32(NOTHING), L.u32(NOTHING), L.u32(NOTHING)), ()
+            if both:
+                a = turned(ahead[c][0], to, of)
+            b = turned(ahead[c][1], to, of)
             factors = of_rows(alphas, row + SIDE * c, m)
             for j in L.unroll(4):
                 at, alpha = 8 * c + 2 * j, alphas[j & 1]
                 first, second = 2 * (j >> 1), 2 * (j >> 1) + 1
                 p, q = scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, second)
-                if adds:
-                    p, q = added(p, q, before[j])
-                    p, q = added(p, q, last[j])
+                p, q = added(p, q, a[j])
+                p, q = added(p, q, b[j])
                 words = words + (L.bf16x2(p, q),)
-            L.stmatrix_x4_trans(out, to, words)
-            L.cuda.syncwarp()
-            v = L.lds_v4_b32(out, of)
-            L.cuda.syncwarp()
-            here = row + SIDE * c + mine
-            if here < m and column < n:
-                first = L.i64(here) * pitch + column
-                if odd & 7 == 0:
-                    L.stg_v4_b32(y, first, v)
-                else:
-                    for j in L.unroll(8):
-                        if column + j < n:
-                            L.stg_b16(y, first + j, L.u32(v[j // 2] >> (16 * (j % 2))) & 0xFFFF)
+            store(y, words, to, of, c, row, mine, column, m, n, pitch, odd)
 
-    @L.device
-    def alone(y, acc, warp, row, col, m, n, pitch, odd, alphas):
-        run(y, acc, warp, row, col, m, n, pitch, odd, alphas, ())
-
-    return run if adds else alone
+    return run_adding if adds else run
