@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from atlas_lab.arms.wgmma.grouped_x import ALIGNED, GROUPED, grouped
 from atlas_lab.checkpoint.qwen35 import MODULES
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call, Epilogue, Operand
@@ -62,7 +63,8 @@ class Run:
 
 def launches(registry: Registry, arm: Arm, target: Target, n: int, k: int, rows: Sequence[int]) -> list[Run]:
     """The launches of an arm on a weight `[n, k]` for these row counts (those it serves), those with a gated product in
-    its epilogue or its input, with clamped inputs and without, where it fuses that; equal kernels once.
+    its epilogue or its input, with clamped inputs and without, with addends and with y quantized, where it fuses that;
+    equal kernels once.
 
     Raises ConfigError where the arm refuses the shape, serves none of the rows, or launches no kernel of its own.
     """
@@ -101,6 +103,11 @@ def _calls(arm: Arm, plain: Call) -> list[Call]:
         y = Operand(Tensor(plain.y.data.dtype, (m, n // 2), plain.y.data.name))
         made = [Epilogue(activation=KINDS[0], limit=x) for x in limits if not x or "limit" in arm.epilogues]
         out += [replace(plain, y=y, epilogue=e) for e in made]
+    if "residual" in arm.epilogues:
+        out.append(replace(plain, epilogue=Epilogue(residual=Tensor("bf16", (m, n), "inspect/residual"))))
+    if GROUPED in arm.quantizes and n % ALIGNED == 0:
+        of_groups = grouped(plain.y.data.name, m, n)
+        out += [replace(c, y=of_groups, epilogue=replace(c.epilogue, quantize=GROUPED)) for c in (plain, out[-1])]
     if KINDS[0] in arm.prologues:
         x = Operand(Tensor(plain.x.data.dtype, (m, 2 * k), plain.x.data.name))
         made_of = [limit for limit in limits if not limit or "limit" in arm.prologues]

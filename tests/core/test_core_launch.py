@@ -54,6 +54,7 @@ def test_what_it_reads_writes_and_moves() -> None:
     assert (launch.blocks, launch.threads) == (6, 64)
     assert (launch.reads, launch.writes) == ((W, F), (F, Y))
     assert launch.traffic == 64 + 32 + 32 + 16
+    assert Launch(scaled, grid=1, block=64, args=(Y, F, Y, 8, 0.5, 7)).traffic == 32 + 16 + 32 + 16
     mapped = Launch(tiled, grid=4, block=1, args=(TILES, OUT), cluster=(2,))
     assert (mapped.reads, mapped.writes, mapped.cluster) == ((TILES.view,), (OUT.view,), (2, 1, 1))
     assert mapped.traffic == 2 * TILES.view.bytes

@@ -94,6 +94,8 @@ BROKEN = {
     "accuracy is a number": ("One.accuracy = 38\n" + HOOK, "TypeError: arm bad: accuracy is 38, expected"),
     "activation is missing": ("One.activation = None\n" + HOOK, "TypeError: arm bad: activation is None, expected"),
     "reduction class is text": ("One.reduction_class = 'x'\n" + HOOK, "TypeError: arm bad: reduction_class is 'x',"),
+    "reads is text": ("One.reads = 'fp8_groups'\n" + HOOK, "TypeError: arm bad: reads is 'fp8_groups', expected a tup"),
+    "quantizes is text": ("One.quantizes = 'x'\n" + HOOK, "TypeError: arm bad: quantizes is 'x', expected a tuple of"),
     "prologues is text": ("One.prologues = 'silu'\n" + HOOK, "TypeError: arm bad: prologues is 'silu', expected a tup"),
     "optional kernels are functions": (
         "One.optional_kernels = (k.function,)\n" + HOOK,

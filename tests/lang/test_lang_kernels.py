@@ -116,6 +116,24 @@ def test_an_entry_names_the_family_and_its_parameters():
     assert len({scaled(t, name=n).entry for t in (1, -1, 10) for n in ("a", "é", "")}) == 9
 
 
+def test_a_parameter_that_is_none_by_default_names_a_kernel_only_where_it_is_given():
+    """A family that learns an option keeps the names of its kernels; None where that is no default does name one."""
+
+    @L.family
+    def grown(tile: int, other: int | None = 3, epilogue: str | None = None):
+        @L.kernel
+        def kernel(y: L.Out[L.f32]):
+            L.stg_f32(y, tile, L.f32(2 if epilogue else 1))
+
+        return kernel
+
+    assert grown(4) is grown(4, epilogue=None)
+    assert grown(4).spec.parameters == (("tile", 4), ("other", 3))
+    assert grown(4, epilogue="add").spec.parameters == (("tile", 4), ("other", 3), ("epilogue", "add"))
+    assert grown(4, None).spec.parameters == (("tile", 4), ("other", None))
+    assert len({k.entry for k in (grown(4), grown(4, epilogue="add"), grown(4, None))}) == 3
+
+
 @pytest.mark.parametrize("value", [[1], {"a": 1}, object(), (1, [2])])
 def test_a_family_refuses_parameters_it_cannot_name(value):
     with pytest.raises(L.KernelError, match=r"family scaled: found .* as tile, expected a number"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atlas_lab.arms.wgmma.base import ADDING, OnWarpgroups, addends, rows_for_tma
-from atlas_lab.arms.wgmma.tiles import Tile, splitting
+from atlas_lab.arms.wgmma.tiles import Tile, splitting, tightness
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Bind
@@ -38,7 +38,7 @@ class Bf16Wgmma(OnWarpgroups):
     def __init__(self) -> None:
         whole, split = self.whole_and_split()
         self.kernels = (clear_flags, *map(self.kernel, whole))
-        tiles = sorted((*whole, *split), key=lambda t: -t.sums)
+        tiles = sorted((*whole, *split), key=tightness)
         adding = (self.kernel(t, ADDENDS) for t in tiles) if self.epilogues else ()
         self.optional_kernels = (*map(self.kernel, split), *adding)
 

@@ -11,7 +11,7 @@ from atlas_lab.arms.fp8 import OverFp8, weight_of
 from atlas_lab.arms.gated import PROLOGUES
 from atlas_lab.arms.wgmma.base import ADDING, OnWarpgroups, addends, rows_for_tma
 from atlas_lab.arms.wgmma.grouped_x import GROUPED, codes_of, holding, quantized_x, quantizing, scales_map
-from atlas_lab.arms.wgmma.tiles import TALL, Tile, splitting
+from atlas_lab.arms.wgmma.tiles import TALL, Tile, splitting, tightness
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
 from atlas_lab.core.launch import Launch
@@ -56,7 +56,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
         whole, split = self.whole_and_split()
         self.kernels = (quantize_fp8_groups, *map(_kernel, whole))
         gated = (gated_fp8_groups(clamp=False), gated_fp8_groups(clamp=True))
-        tiles = sorted((*whole, *split), key=lambda t: -t.sums)
+        tiles = sorted((*whole, *split), key=tightness)
         adding = (_kernel(t, ADDENDS) for t in tiles)
         to_codes = (_kernel(t, e) for t in tiles if t.bn % GROUP == 0 for e in (CODES, ADDED_CODES))
         self.optional_kernels = (*gated, clear_flags, *map(_kernel, split), *adding, *to_codes)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from atlas_lab.arms.copies import can_repack, repacked_nvfp4
 from atlas_lab.arms.wgmma.base import ADDING, addends
 from atlas_lab.arms.wgmma.repacked_tiles import Nvfp4Tile, per_sm
-from atlas_lab.arms.wgmma.tiles import Tile, splitting
+from atlas_lab.arms.wgmma.tiles import Tile, splitting, tightness
 from atlas_lab.arms.wgmma.transposed import FEW, Transposed
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.context import Context
@@ -52,12 +52,13 @@ class Nvfp4Wgmma(Transposed):
         ways = [(t, ordered) for t in whole for ordered in (True, False) if ordered or _serves_many(t)]
         apart = [(t, True) for t in split]
         self.kernels = (self.order, clear_flags, *dict.fromkeys(self.kernel(*way) for way in ways))
-        tightest = sorted((*ways, *apart), key=lambda way: -way[0].sums)
-        adding = (self.kernel(*way, ADDENDS) for way in tightest) if self.epilogues else ()
+        tightest = sorted((*ways, *apart), key=lambda way: tightness(way[0]))
+        adding = (self.kernel(*way, ADDENDS) for way in tightest if adds(way[0])) if self.epilogues else ()
         self.optional_kernels = (*(self.kernel(*way) for way in apart), *dict.fromkeys(adding))
 
     def _of_many(self, c: Call) -> list[Tile]:
-        return [t for t in self.tiles()[1] if c.m <= ORDERED or _serves_many(t)]
+        able = [t for t in self.tiles()[1] if adds(t)] if c.epilogue.addends else self.tiles()[1]
+        return [t for t in able if c.m <= ORDERED or _serves_many(t)]
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return can_repack(p)
@@ -97,6 +98,11 @@ def units_map(w: Fields, t: Tile) -> TensorMap:
 def divides(key: str) -> int:
     """1 where the tensor scale of the weight under this key divides, else 0."""
     return int(key.partition(" ")[0].endswith("_reciprocal"))
+
+
+def adds(t: Tile) -> bool:
+    """Whether there is a kernel of the tile with addends, for which three warpgroups leave too few registers, too."""
+    return t.bm <= FEW[-1] or t.bn < 3 * GROUP_ROWS
 
 
 def _serves_many(t: Tile) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from atlas_lab.arms.q2_0 import GROUPS, OverQ2
 from atlas_lab.arms.wgmma.base import addends
 from atlas_lab.arms.wgmma.bf16 import Bf16Wgmma
-from atlas_lab.arms.wgmma.tiles import Tile
+from atlas_lab.arms.wgmma.tiles import Tile, tightness
 from atlas_lab.core.call import Call
 from atlas_lab.core.launch import Argument, Launch
 from atlas_lab.core.numbers import Accuracy, ReductionClass
@@ -38,7 +38,7 @@ class Q2Dequant(OverQ2, Bf16Wgmma):
     def __init__(self) -> None:
         tiles = [t for tiles in self.tiles() for t in tiles]
         self.kernels = (*(dequantize_q2_0(g) for g in GROUPS.values()), *map(self.kernel, tiles))
-        self.optional_kernels = tuple(self.kernel(t, ADDENDS) for t in sorted(tiles, key=lambda t: -t.sums))
+        self.optional_kernels = tuple(self.kernel(t, ADDENDS) for t in sorted(tiles, key=tightness))
 
     def scratch(self, c: Call) -> dict[str, Tensor]:
         return super().scratch(c) | {"w": Tensor("bf16", (c.n, c.k))}

@@ -160,6 +160,11 @@ class Tile:
         return max(busy, self.read_clocks(n, k_bytes, target)), busy
 
 
+def tightness(t: Tile) -> tuple[int, int]:
+    """Sorts tiles by the registers that their threads have left, the fewest first."""
+    return -t.sums, -t.bm
+
+
 def splitting(t: Tile) -> dict[str, int]:
     """The compile-time parameter of kernels whose blocks split K; none of others."""
     return {"split": t.split} if t.split > 1 else {}

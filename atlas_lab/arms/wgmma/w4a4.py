@@ -8,8 +8,8 @@ from atlas_lab.arms.copies.input_scale import INPUT_SCALE, can_scale_input, inpu
 from atlas_lab.arms.gated import PROLOGUES, form, source
 from atlas_lab.arms.w4a4 import SNR_DB, rounded_x
 from atlas_lab.arms.wgmma.base import addends
-from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma
-from atlas_lab.arms.wgmma.tiles import Tile
+from atlas_lab.arms.wgmma.nvfp4 import Nvfp4Wgmma, adds
+from atlas_lab.arms.wgmma.tiles import Tile, tightness
 from atlas_lab.core.call import Call
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Derived
@@ -49,12 +49,12 @@ class Nvfp4W4A4Emulated(Nvfp4Wgmma):
         # the products are tried by nvfp4_wgmma; the other quantizers are for a tensor scale and for gated products
         tiles = [t for tiles in self.tiles() for t in tiles]
         products = (self.kernel(t, True) for t in tiles)
-        adding = (self.kernel(t, True, ADDENDS) for t in sorted(tiles, key=lambda t: -t.sums))
+        adding = (self.kernel(t, True, ADDENDS) for t in sorted(tiles, key=tightness) if adds(t))
         gated = (_gated(clamp, scaled) for scaled in (False, True) for clamp in (False, True))
         self.optional_kernels = (_quantizer(True), *gated, *(k for k in products if k not in self.kernels), *adding)
 
     def _of_many(self, c: Call) -> list[Tile]:
-        return self.tiles()[1]
+        return [t for t in self.tiles()[1] if adds(t) or not c.epilogue.addends]
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         verdict = super().eligible(p, ctx)

@@ -133,23 +133,21 @@ def row_adder(bn: int, out_at: int) -> L.DeviceFunction:
     @L.device
     def run(acc, addends, warp, row, col, m, n):
         before, last, both = addends
-        some = m if both else L.i32(0)
         if whole:
-            a, b = fetch(before, row, col, some, n, n), fetch(last, row, col, m, n, n)
+            ahead = fetch(last, row, col, m, n, n)
         for c in L.unroll(whole):
-            first, second = a, b
-            if c + 1 < whole:
-                at = L.i32(col + OUT_COLUMNS * (c + 1))
-                a, b = fetch(before, row, at, some, n, n), fetch(last, row, at, m, n, n)
+            fetched = ahead
             if both:
-                acc = add(acc, first, warp)
-            acc = turn(add(acc, second, warp))
+                acc = add(acc, fetch(before, row, L.i32(col + OUT_COLUMNS * c), m, n, n), warp)
+            if c + 1 < whole:
+                ahead = fetch(last, row, L.i32(col + OUT_COLUMNS * (c + 1)), m, n, n)
+            acc = turn(add(acc, fetched, warp))
         if rest:
             at = L.i32(col + OUT_COLUMNS * whole)
-            first, second = fetch_rest(before, row, at, some, n, n), fetch_rest(last, row, at, m, n, n)
+            fetched = fetch_rest(last, row, at, m, n, n)
             if both:
-                acc = add_rest(acc, first, warp)
-            acc = turn_rest(add_rest(acc, second, warp))
+                acc = add_rest(acc, fetch_rest(before, row, at, m, n, n), warp)
+            acc = turn_rest(add_rest(acc, fetched, warp))
         return acc
 
     return run

@@ -44,16 +44,16 @@ def in_order(v):
 
 @functools.cache
 def code_storer(bn: int, out_at: int) -> L.DeviceFunction:
-    """A device function `(into, acc, warp, row, col, m, n)`: `into` is `(codes, scales, pitch)`, codes E4M3 `[m, n]`, n
-    a multiple of 16, scales F32 `[ceil(n/128), m]`, rows of which lie `pitch` apart; the rest and memory as of
-    `row_storer(bn, out_at)`, col a multiple of 128. Raises ValueError for a bn that is no multiple of 128."""
+    """A device function as `row_storer(bn, out_at)`, over the same memory, but y is `(codes, scales, apart)`:
+    codes E4M3 `[m, n]`, n a multiple of 16, scales F32 `[ceil(n/128), m]`, rows of which lie `apart`; col is a multiple
+    of 128. Raises ValueError for a bn that is no multiple of 128."""
     if bn % GROUP:
         raise ValueError(f"code_storer: found {bn} columns, expected a multiple of {GROUP}")
     pack, words_of = L.pack_tile(L.bf16, bn // 2), GROUP // 4
 
     @L.device
     def store(into, words, warp, row, col, m, n):
-        codes, scales, pitch = into
+        codes, scales, apart = into
         out = L.dynamic_shared(L.u8, out_at)
         lane = L.lane_id()
         r, chunk = lane & 15, lane & 7
@@ -75,14 +75,14 @@ def code_storer(bn: int, out_at: int) -> L.DeviceFunction:
         L.cuda.syncwarp()
         if lane & 3 == 0 and col < n:
             mine = row + (lane >> 2)
-            at = L.i64(col >> 7) * pitch + mine
+            at = L.i64(col >> 7) * apart + mine
             if mine < m:
                 L.stg_f32(scales, at, upper)
             if mine + 8 < m:
                 L.stg_f32(scales, at + 8, lower)
 
     @L.device
-    def run(into, acc, warp, row, col, m, n):
+    def run(into, acc, warp, row, col, m, n, pitch, odd):
         words = pack(acc)
         for g in L.unroll(bn // GROUP):
             some = ()

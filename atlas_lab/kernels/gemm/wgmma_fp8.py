@@ -102,8 +102,7 @@ def wgmma_fp8(
     of_tiles, parts_of = dealt(bm, bn, raster, across, down, split, warps_of(bm), count, mail_at)
     add = scaled_add(count)
     adds, codes = epilogue in (ADDENDS, ADDED_CODES), epilogue in (CODES, ADDED_CODES)
-    store_rows, add_rows = row_storer(bn, out_at), row_adder(bn, out_at)
-    store_codes = code_storer(bn, out_at) if codes else None
+    store_sums, add_rows = (code_storer if codes else row_storer)(bn, out_at), row_adder(bn, out_at)
     loading, multiplying = roles(bm)
 
     @L.device
@@ -160,15 +159,9 @@ def wgmma_fp8(
         return add(acc, part, f, border), part, held
 
     @L.device
-    def store_bf16(y, acc, warp, row, col, m, n):
-        store_rows(y, acc, warp, row, col, m, n, n, n)
-
-    store_sums = store_codes if codes else store_bf16
-
-    @L.device
-    def store_added(into, acc, warp, row, col, m, n):
+    def store_added(into, acc, warp, row, col, m, n, pitch, odd):
         y, addends = into
-        store_sums(y, add_rows(acc, addends, warp, row, col, m, n), warp, row, col, m, n)
+        store_sums(y, add_rows(acc, addends, warp, row, col, m, n), warp, row, col, m, n, pitch, odd)
 
     store = store_added if adds else store_sums
 
@@ -176,6 +169,7 @@ def wgmma_fp8(
     def run(x, w, x_scales, scales, into, parts, flags, m, n, k, cut, below, aside, narrow):
         """All that the kernel does."""
         fetch_maps(x, w)
+        of_rows = L.dynamic_shared(L.f32, scales_at)
         of_stages.begin()
         parts_of.begin()
         group = own_group()
@@ -186,7 +180,6 @@ def wgmma_fp8(
             parts_of.end()
         else:
             multiplying()
-            of_rows = L.dynamic_shared(L.f32, scales_at)
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32((k + BK - 1) // BK)
             mine = L.i32(16 * L.warp_id() + (L.lane_id() >> 2))  # of the tile's rows, and 8 further
@@ -244,7 +237,7 @@ def wgmma_fp8(
                         if begin > 0:
                             shares = of_tiles.shares(m, n, steps, cut)
                             acc = parts_of.add(parts, flags, acc, L.warp_id(), shares, tile, begin, steps)
-                        store(into, acc, L.warp_id(), row0 + 16 * (L.warp_id() & 3), col0, m, n)
+                        store(into, acc, L.warp_id(), row0 + 16 * (L.warp_id() & 3), col0, m, n, n, n)
                 else:  # all its rows lie past x: nothing to multiply
                     for _ in range(begin, end):
                         of_stages.take(s, phase)
