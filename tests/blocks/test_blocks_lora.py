@@ -71,7 +71,7 @@ def adapters_of(roles: tuple[str, ...], r: int = 5) -> Adapters:
         ((UP, DOWN), True, 17, BUILT_IN["nvfp4_wgmma"], BUILT_IN["nvfp4_wgmma"], "launch", ""),
         pytest.param(*(ROLES, True, 67, BUILT_IN["nvfp4_wgmma"], BUILT_IN["nvfp4_wgmma"], "launch", ""), marks=FULL),
         pytest.param(
-            *(ROLES, True, 17, BUILT_IN["nvfp4_wgmma_joined"], BUILT_IN["nvfp4_wgmma_fp8"], "launch", ""), marks=FULL
+            *(ROLES, True, 17, BUILT_IN["nvfp4_wgmma_joined"], BUILT_IN["nvfp4_wgmma"], "launch", ""), marks=FULL
         ),
     ],
 )
