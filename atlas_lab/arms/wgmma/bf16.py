@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atlas_lab.arms.wgmma.base import ADDING, OnWarpgroups, addends, rows_for_tma
-from atlas_lab.arms.wgmma.tiles import Tile, splitting, tightness
+from atlas_lab.arms.wgmma.tiles import TALL, Tile, splitting, tightness
 from atlas_lab.core.call import Call, Fields
 from atlas_lab.core.context import Context
 from atlas_lab.core.declare import Bind
@@ -39,7 +39,7 @@ class Bf16Wgmma(OnWarpgroups):
         whole, split = self.whole_and_split()
         self.kernels = (clear_flags, *map(self.kernel, whole))
         tiles = sorted((*whole, *split), key=tightness)
-        adding = (self.kernel(t, ADDENDS) for t in tiles) if self.epilogues else ()
+        adding = (self.kernel(t, ADDENDS) for t in tiles if t.bm != TALL) if self.epilogues else ()
         self.optional_kernels = (*map(self.kernel, split), *adding)
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
@@ -47,6 +47,9 @@ class Bf16Wgmma(OnWarpgroups):
 
     def finalize(self, p: Projection, ctx: Context) -> list[Bind]:
         return [Bind(p.weight)]
+
+    def finishes(self, c: Call, t: Tile) -> bool:
+        return t.bm != TALL or not c.epilogue.addends  # three warpgroups have no registers for them
 
     def lower(self, c: Call) -> list[Launch]:
         t = self.tile(c)
