@@ -1,8 +1,8 @@
 """What a GEMM of int8 does with the sums of 32 of K: it makes them float32 and adds them, times their scales.
 
 Sums are those of 64x64 outputs of a warpgroup, 32 of a thread, 4·j + 2·h + e for row g + 8·h and column 8·j + 2·t + e
-of its warp's 16 x 64. They are below 2**19 in magnitude, so both ways to make them float32 are exact: a conversion, and
-the integer sum with the bits of 1.5·2**23, from which the float 1.5·2**23 is taken away again.
+of its warp's 16 x 64, as integers; of a transposed product of integers in F16 they are floats. They are below 2**19 in
+magnitude: float32 holds them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ COUNT = COLUMNS // 2  # sums of a thread for 64 rows
 OWN = COLUMNS // 4  # columns of a thread
 GROUPS = 4  # of a stage
 HELD = 2  # of which a thread holds W's scales at once
-SHIFT, SHIFTED = 12582912.0, 0x4B400000  # 1.5·2**23, and its bits
-BY_BITS = 3  # of 8 sums that take the second way, an instruction more, where a conversion may take 8 issue slots' time
 
 
 def _column_scales() -> L.Op:
@@ -68,52 +66,102 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def scaled_sums(blocks: int, fresh: bool = False, by_bits: int = BY_BITS) -> L.Op:
-    """`(acc, sums, rows, columns, block, group) -> acc`: accumulators of `blocks` times 64 rows with sums·(row scale ·
-    column scale) added to those of one block by a fused multiply-add; `fresh`: put in their place instead. `columns`
-    are as `column_scales` returns them, `group` which of those held; `by_bits` of 8 sums are made float32 by their
-    bits, which changes no value."""
-    total = COUNT * blocks
+def scaled_sums(fresh: bool = False) -> L.Op:
+    """`(acc, sums, rows, columns, group) -> acc`: accumulators of 64 rows with sums·(row scale · column scale) added by
+    a fused multiply-add; `fresh`: put in their place instead. `columns` are as `column_scales` returns them, `group`
+    which of those held."""
 
-    def emit(e: Any, *v: Any, block: int, group: int) -> list[Any]:
-        out, sums = list(v[:total]), v[total : total + COUNT]
-        rows, columns = v[total + COUNT : total + COUNT + 2], v[total + COUNT + 2 :]
-        shift = e.const(SHIFT, out[0].type)
+    def emit(e: Any, *v: Any, group: int) -> list[Any]:
+        acc, sums, rows, columns = v[:COUNT], v[COUNT : 2 * COUNT], v[2 * COUNT : 2 * COUNT + 2], v[2 * COUNT + 2 :]
+        out = []
         for i in range(COUNT):
             half, column = _of(i)
             factor = e.f32("mul.rn.f32 $0, $1, $2;", rows[half], columns[OWN * group + column])
-            if i % 8 < by_bits:
-                shifted = e.bits_f32(e.builder.add(sums[i], e.const(SHIFTED)))
-                value = e.f32("sub.rn.f32 $0, $1, $2;", shifted, shift)
-            else:
-                value = e.asm("cvt.rn.f32.s32 $0, $1;", [shift.type], [sums[i]])[0]
-            at = COUNT * block + i
+            value = e.asm("cvt.rn.f32.s32 $0, $1;", [acc[i].type], [sums[i]])[0]
             if fresh:
-                out[at] = e.f32("mul.rn.f32 $0, $1, $2;", value, factor)
+                out.append(e.f32("mul.rn.f32 $0, $1, $2;", value, factor))
             else:
-                out[at] = e.f32("fma.rn.f32 $0, $1, $2, $3;", value, factor, out[at])
+                out.append(e.f32("fma.rn.f32 $0, $1, $2, $3;", value, factor, acc[i]))
         return out
 
-    def run(acc: Any, sums: Any, rows: Any, columns: Any, block: int, group: int) -> tuple[Any, ...]:
-        out, here = list(acc), slice(COUNT * block, COUNT * (block + 1))
+    def run(acc: Any, sums: Any, rows: Any, columns: Any, group: int) -> tuple[Any, ...]:
         row, column = np.array(rows, np.float32), np.array(columns[OWN * group : OWN * (group + 1)], np.float32)
         with np.errstate(all="ignore"):
             factor = row[_HALVES] * column[_COLUMNS]
             value = np.array(sums, np.int32).astype(np.float32)
-            out[here] = value * factor if fresh else fused(value, factor, np.array(out[here], np.float32))
-        return tuple(out)
+            return tuple(value * factor if fresh else fused(value, factor, np.array(acc, np.float32)))
 
-    vec = L.Vec(L.f32, total)
+    vec = L.Vec(L.f32, COUNT)
     # ordered: an addition that is moved past the next product into the same registers was seen compiled to take that
     # product's sums (ptxas 13.5), its own product dropped
     return L.intrinsic(
-        f"scaled_sums_{blocks}_{by_bits}{'_fresh' * fresh}",
-        (vec, L.Vec(L.i32, COUNT), L.Vec(L.f32, 2), L.Vec(L.f32, HELD * OWN), L.Const("block"), L.Const("group")),
+        f"scaled_sums{'_fresh' * fresh}",
+        (vec, L.Vec(L.i32, COUNT), L.Vec(L.f32, 2), L.Vec(L.f32, HELD * OWN), L.Const("group")),
         vec,
         ptx=emit,
         numpy=run,
         effect="synchronises",
         section="9.7.3 fma, 9.7.9 cvt",
+    )
+
+
+@functools.cache
+def scales_of_x(bm: int) -> L.Op:
+    """`(p, i)`: x's scales of a thread's columns of a transposed product by bm rows of x, from element i of shared
+    memory on, where a lane's four of each 16 rows lie side by side."""
+    count = bm // 4
+
+    def emit(e: Any, address: Any) -> list[Any]:
+        text = "ld.shared.v4.f32 {{$0, $1, $2, $3}}, [$4 + {at}];"
+        kind = [e.zero().type] * 4
+        return [v for at in range(0, 4 * bm, 64) for v in e.asm(text.format(at=at), kind, [address])]
+
+    def run(p: L.Pointer, i: int) -> tuple[Any, ...]:
+        return tuple(v for at in range(0, bm, 16) for v in current().read(p, i + at, L.f32, 4))
+
+    return L.intrinsic(
+        f"scales_of_x_{bm}", (SHARED,), L.Vec(L.f32, count), ptx=emit, numpy=run, effect="reads", section="9.7.9 ld"
+    )
+
+
+@functools.cache
+def add_scaled(bm: int, blocks: int) -> L.Op:
+    """`(acc, sums, columns, rows, block) -> acc`: accumulators of `blocks` transposed products of 64 rows of W by bm
+    rows of x with sums·(W's scale · x's scale) added to those of one by a fused multiply-add; `columns` are as
+    `scales_of_x` returns them, `rows` W's scales of the thread's two rows."""
+    count = bm // 2
+
+    def which(i: int) -> tuple[int, int]:
+        """Row half and own column of sum i."""
+        return i >> 1 & 1, i >> 3 << 2 | i >> 1 & 2 | i & 1
+
+    def emit(e: Any, *v: Any, block: int) -> list[Any]:
+        out, sums = list(v[: count * blocks]), v[count * blocks : count * (blocks + 1)]
+        columns, rows = v[count * (blocks + 1) : -2], v[-2:]
+        for i in range(count):
+            half, column = which(i)
+            factor = e.f32("mul.rn.f32 $0, $1, $2;", columns[column], rows[half])
+            at = count * block + i
+            out[at] = e.f32("fma.rn.f32 $0, $1, $2, $3;", sums[i], factor, out[at])
+        return out
+
+    def run(acc: Any, sums: Any, columns: Any, rows: Any, block: int) -> tuple[Any, ...]:
+        out, here = list(acc), slice(count * block, count * (block + 1))
+        halves, own = np.array([which(i) for i in range(count)]).T
+        with np.errstate(all="ignore"):
+            factor = np.array(columns, np.float32)[own] * np.array(rows, np.float32)[halves]
+            out[here] = fused(np.array(sums, np.float32), factor, np.array(out[here], np.float32))
+        return tuple(out)
+
+    vec = L.Vec(L.f32, count * blocks)
+    return L.intrinsic(
+        f"add_scaled_{bm}_{blocks}",
+        (vec, L.Vec(L.f32, count), L.Vec(L.f32, bm // 4), L.Vec(L.f32, 2), L.Const("block")),
+        vec,
+        ptx=emit,
+        numpy=run,
+        effect="synchronises",  # as `scaled_sums`
+        section="9.7.3 fma",
     )
 
 
@@ -132,14 +180,15 @@ def joined(count: int) -> L.Op:
 
 
 @functools.cache
-def block_of(blocks: int) -> L.Op:
-    """`(acc, block)`: the accumulators of one of `blocks` times 64 rows."""
+def block_of(count: int, blocks: int) -> L.Op:
+    """`(acc, block)`: the `count` accumulators of one of `blocks` products."""
 
     def emit(e: Any, *v: Any, block: int) -> Any:
-        return v[COUNT * block : COUNT * (block + 1)]
+        return v[count * block : count * (block + 1)]
 
     def run(acc: Any, block: int) -> tuple[Any, ...]:
-        return tuple(acc[COUNT * block : COUNT * (block + 1)])
+        return tuple(acc[count * block : count * (block + 1)])
 
-    operands = (L.Vec(L.f32, COUNT * blocks), L.Const("block"))
-    return L.intrinsic(f"block_of_{blocks}", operands, L.Vec(L.f32, COUNT), ptx=emit, numpy=run, section="9.7.9 mov")
+    operands = (L.Vec(L.f32, count * blocks), L.Const("block"))
+    name = f"block_of_{count}_{blocks}"
+    return L.intrinsic(name, operands, L.Vec(L.f32, count), ptx=emit, numpy=run, section="9.7.9 mov")
