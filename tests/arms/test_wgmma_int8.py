@@ -248,30 +248,28 @@ def test_sums_of_products_in_f16_take_two_instructions() -> None:
         assert sum(" FFMA " in line for line in lines) == sums + t.bm // 2
 
 
-def with_floats(monkeypatch, kernel) -> None:
-    """The arm with this kernel of tiles of 16 by 64 of integers in F16 for every call."""
+def with_floats(monkeypatch, kernel, tile: FloatsTile) -> None:
+    """The arm with this kernel of integers in F16 for every call."""
     arm = ARMS["int8_wgmma"]
     lower = arm.lower
-    monkeypatch.setattr(arm, "tile", lambda c: FloatsTile(16, 64))
+    monkeypatch.setattr(arm, "tile", lambda c: tile)
     monkeypatch.setattr(arm, "kernels", (quantize_int8_lanes, kernel))
     monkeypatch.setattr(arm, "lower", lambda c: [lower(c)[0], replace(lower(c)[1], kernel=kernel)])
 
 
-FAULTS = {"": 7, "order": 9, "scale": 11}  # a raster of its own keeps a kernel from being made once for all
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_products_in_f16_have_the_bits_of_s8_unless_their_order_or_scales_are_wrong(fault: str, monkeypatch) -> None:
-    arm, case, base = ARMS["int8_wgmma"], case_of("int8_wgmma", 17, 64, 384), base_context(HOPPER)
+def test_products_in_f16_have_the_bits_of_s8_unless_their_order_or_scales_are_wrong() -> None:
+    """Each kernel has a raster of its own: those of equal parameters are made once."""
+    arm, case, base = ARMS["int8_wgmma"], case_of("int8_wgmma", 17, 41, 256), base_context(HOPPER)
     with open_device("interpreter", HOPPER) as device:
         expected = run(case, arm, device, base).out
-        if fault == "order":
-            monkeypatch.setattr(wgmma_int8_f16, "words", _crossed)
-        elif fault == "scale":
-            monkeypatch.setattr(wgmma_int8_f16, "scales_of_x", _of_another_row)
-        with_floats(monkeypatch, wgmma_int8_f16.wgmma_int8_f16(16, 64, 2, raster=FAULTS[fault]))
-        found = run(case, arm, device, base).out
-    assert oracle.same_bits(found, expected) == (not fault)
+        for raster, fault in enumerate(({}, {"words": _crossed}, {"scales_of_x": _of_another_row}), start=7):
+            with pytest.MonkeyPatch.context() as patch:
+                for name, wrong in fault.items():
+                    patch.setattr(wgmma_int8_f16, name, wrong)
+                tile = FloatsTile(16, 64) if fault else FloatsTile(16, 128, each=2)
+                kernel = wgmma_int8_f16.wgmma_int8_f16(16, tile.bn, 2, tile.each, raster=raster)
+                with_floats(patch, kernel, tile)
+                assert oracle.same_bits(run(case, arm, device, base).out, expected) == (not fault)
 
 
 _words = wgmma_int8_f16.words
@@ -294,6 +292,18 @@ def _of_another_row(bm: int):
     return run
 
 
+@pytest.mark.full
+def test_sums_that_blocks_share(monkeypatch) -> None:
+    """A tile of two blocks of W cut into two shares."""
+    monkeypatch.setattr(Tile, "cut", lambda *a: True)
+    tile = FloatsTile(32, 128, each=2)
+    with_floats(monkeypatch, wgmma_int8_f16.wgmma_int8_f16(tile.bm, tile.bn, tile.stages, tile.each), tile)
+    target = replace(HOPPER, sms=2)
+    with open_device("interpreter", target) as device:
+        result = run_case(case_of("int8_wgmma", 17, 72, 2048), ARMS["int8_wgmma"], device, base_context(target))
+    assert result.ok, result.sentence
+
+
 def test_a_stage_of_integers_in_f16_that_is_filled_too_early_is_reported(monkeypatch) -> None:
     of_ring = wgmma_int8_f16.ring
 
@@ -307,7 +317,7 @@ def test_a_stage_of_integers_in_f16_that_is_filled_too_early_is_reported(monkeyp
         return made._replace(fill=fill)
 
     monkeypatch.setattr(wgmma_int8_f16, "ring", impatient)
-    with_floats(monkeypatch, wgmma_int8_f16.wgmma_int8_f16(16, 64, 2, raster=13))
+    with_floats(monkeypatch, wgmma_int8_f16.wgmma_int8_f16(16, 64, 2, raster=13), FloatsTile(16, 64))
     device = InterpreterDevice(HOPPER, options=Options(late_async=True))
     with pytest.raises(simt.SimtError, match="wgmma_"):
         run(case_of("int8_wgmma", 17, 64, 512), ARMS["int8_wgmma"], device, base_context(HOPPER))

@@ -5,8 +5,8 @@ Codes are exact in F16 and sums over 32 of K, below 2^19, in FP32, so that the m
 the product of both scales and a fused addition, where one of s8 products takes a conversion too.
 
 The product is computed transposed, as in `wgmma_w8a16`: W is operand A, made in registers while products run. Row g of
-a warp's 16 is row 2g of W, row g + 8 row 2g + 1. Two products are always in flight, or one and the sums of the other
-are scaled, from a part's first stage to its last.
+a warp's 16 is row 2g of W, row g + 8 row 2g + 1: what half a warp loads of every other row lies in all banks. Two sets
+of sums: one is scaled while the other is multiplied, from a part's first stage to its last.
 """
 
 from atlas_lab.kernels import lang as L
@@ -19,9 +19,9 @@ from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 from atlas_lab.kernels.gemv.columns import opaque
 
 BK = ROW  # K of one stage
-MOVED = 16
+MOVED = 16  # registers of a thread that loads, which those of tiles of 80 rows take
 BESIDE = 4 * GROUPS  # bytes of a stage's scales for each row of x and of W
-# a byte less its sign's meaning, as the low bits of 1024 in F16, is 1024 + 128 + code
+# a code with its sign's bit flipped, in the low bits of 1024 in F16, is 1024 + 128 + code
 SIGNS, ABOVE, LESS = 0x80808080, 0x64646464, 0xE480E480
 
 
