@@ -24,6 +24,7 @@ from atlas_lab.experiments.bench_results import FLOORS, BenchCell, Must, measure
 from atlas_lab.experiments.cells import launch_result
 from atlas_lab.experiments.errors import sentence
 from atlas_lab.experiments.numbers import Bench, Parity, activations, digest
+from atlas_lab.experiments.peer_graph import Stored
 from atlas_lab.experiments.plan import Step, VariantPlan, plan_variant
 from atlas_lab.experiments.reference import Reference
 from atlas_lab.experiments.settings import Said, levers_for
@@ -82,6 +83,7 @@ class Projections:
     def __init__(self, cases: Sequence[BenchCase], with_: Measuring, target: Target) -> None:
         self.cases, self.with_ = cases, with_
         self.readings: tuple[probe.Reading, ...] = probe.READINGS
+        self._stored: dict[str, Stored] = {}
         self.plan = plan_of(cases, with_.registry, with_.said, target)
         self.cells = [
             BenchCell(name=c.name, arm=c.arm, format=c.format, n=c.n, k=c.k, m=c.m, used=list(c.used)) for c in cases
@@ -97,16 +99,25 @@ class Projections:
         """Fill the cells. A kernel that faults ends the group, for the context may be lost."""
         held = reference_of(self.cases[0]).file(self.cases[0].format, cache.directory())
         parity = Parity(self.with_.registry, self.plan, held, self.with_.seed, JUDGED)
-        with Bench.of(self.plan, held, device) as bench:
-            for i, (case, cell) in enumerate(zip(self.cases, self.cells, strict=True)):
-                notify(case.name, done + i, of)
-                (step,) = [s for s in self.plan.steps if s.m == case.m]
-                x = activations(step.key, step.call.k, self.with_.seed)
-                y = _checked(step, cell, parity, bench, x)
-                if cell.status == "crashed":
-                    return
-                if cell.status == "passed":
-                    self._time(case, cell, step, bench, parity, digest(y), x)
+        try:
+            with Bench.of(self.plan, held, device) as bench:
+                for i, (case, cell) in enumerate(zip(self.cases, self.cells, strict=True)):
+                    notify(case.name, done + i, of)
+                    (step,) = [s for s in self.plan.steps if s.m == case.m]
+                    x = activations(step.key, step.call.k, self.with_.seed)
+                    y = _checked(step, cell, parity, bench, x)
+                    if cell.status == "crashed":
+                        return
+                    if cell.status == "passed":
+                        self._time(case, cell, step, bench, parity, digest(y), x)
+        finally:
+            self._stored.clear()
+
+    def _weight_of_peer(self, case: BenchCase, format: str) -> Stored:
+        """Kept until the group is measured: its values take longer than their product."""
+        if format not in self._stored:
+            self._stored[format] = bench_peer.stored(reference_of(case).file(format, cache.directory()))
+        return self._stored[format]
 
     def _read_by_peer(self, case: BenchCase) -> tuple[str, ...]:
         wanted = self.with_.with_peers and case.peer
@@ -134,7 +145,7 @@ class Projections:
             timed += [t for t in (reader.timed, reader.ahead) if t]
             peer = None
             for format in self._read_by_peer(case):
-                stored = bench_peer.stored(reference_of(case).file(format, cache.directory()))
+                stored = self._weight_of_peer(case, format)
                 sets = timing.rotations(stored.bytes, device.target.l2)
                 peer, cell.peer_failed = bench_peer.made(case.peer, stored, x, sets)
                 timed += [replace(peer.timed, name=PEER)] if peer else []

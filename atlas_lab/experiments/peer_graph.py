@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -28,9 +29,14 @@ class Stored:
     def bytes(self) -> int:
         return sum(a.nbytes for a in self.tensors.values())
 
+    @cached_property
+    def values(self) -> np.ndarray:
+        """float64 `[N, K]`: what the weight stands for."""
+        return formats.get(self.format).dequantize(self.tensors)
+
     def product(self, x: np.ndarray) -> np.ndarray:
-        """float64 `[M, N]` of BF16 x `[M, K]` and the values that the weight stands for."""
-        exact: np.ndarray = x.astype(np.float64) @ formats.get(self.format).dequantize(self.tensors).T
+        """float64 `[M, N]` of BF16 x `[M, K]` and the weight's values."""
+        exact: np.ndarray = x.astype(np.float64) @ self.values.T
         return exact
 
 
