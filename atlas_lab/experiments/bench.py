@@ -16,7 +16,7 @@ from atlas_lab.experiments.ab import Notify, machine, silent, tool
 from atlas_lab.experiments.bench_case import BenchCase, Case, FfnCase
 from atlas_lab.experiments.bench_ffn import Blocks
 from atlas_lab.experiments.bench_projection import Measuring, Projections, of_more_rows, of_one_row, of_peers
-from atlas_lab.experiments.bench_results import BenchCell, BenchResult
+from atlas_lab.experiments.bench_results import SPENT, BenchCell, BenchResult
 from atlas_lab.experiments.errors import ConfigError, sentence
 from atlas_lab.experiments.settings import Said
 from atlas_lab.runtime.device import Device, open_device
@@ -115,7 +115,7 @@ def measure(
         late = late or (budget is not None and time.monotonic() - begin > budget)
         if late:
             for cell in group.cells:
-                cell.reason = "the budget was spent"
+                cell.reason = SPENT
             continue
         try:
             group.measure(device, notify, done, len(cases))

@@ -13,6 +13,7 @@ from atlas_lab.experiments.results import LaunchResult, ParityResult, Part, read
 from atlas_lab.experiments.stats import interval, ratio
 
 BENCH = "atlas-lab.bench/1"
+SPENT = "the budget was spent"  # why a case was not run
 FLOORS = 1.4  # what one row may take before more rows are measured against that
 
 

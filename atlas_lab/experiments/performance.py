@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from atlas_lab.experiments.bench_results import FLOORS, BenchCell, BenchResult, Relative, one_row
+from atlas_lab.experiments.bench_results import FLOORS, SPENT, BenchCell, BenchResult, Relative, one_row
 
 LOADING = (
     "A checkpoint that lies in the page cache is loaded through page-locked staging slots that several threads fill; "
@@ -51,7 +51,7 @@ def render(result: BenchResult, source: Path, plot: str = "") -> str:
         f"{d.get('name') or 'unknown card'}, driver {d.get('driver') or 'unknown'}, CUDA {d.get('cuda') or 'unknown'}; "
         + ", ".join(f"{k} {v}" for k, v in result.tool.items() if k not in ("name", "version"))
         + f"; atlas-lab {result.tool.get('version', 'unknown')}, one run, seed {result.seed}."
-        + (" **The run was interrupted.**" if result.status == "partial" else ""),
+        + _left_out(result),
         "",
         f"    {result.command}",
         "",
@@ -69,6 +69,14 @@ def render(result: BenchResult, source: Path, plot: str = "") -> str:
     lines += ["", "## What must hold", "", *_musts(result)]
     lines += _wholes(result) + _rows(result) + _shapes(result) + _peers(result)
     return "\n".join(lines) + "\n"
+
+
+def _left_out(result: BenchResult) -> str:
+    """Whether the run ended before its last case, and why."""
+    left = sum(c.reason == SPENT for c in result.cells)
+    if left:
+        return f" **Its budget of seconds was spent before the last {left} of {len(result.cells)} cases.**"
+    return " **The run was interrupted.**" if result.status == "partial" else ""
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from atlas_lab.experiments import bench, bench_results, performance, rows_plot
 from atlas_lab.experiments import bench_projection as projection
 from atlas_lab.experiments.bench_case import BenchCase
-from atlas_lab.experiments.bench_results import BenchCell, BenchResult, PeerResult, read_bench
+from atlas_lab.experiments.bench_results import SPENT, BenchCell, BenchResult, PeerResult, read_bench
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.results import dumps, write
 from atlas_lab.experiments.settings import Said
@@ -180,11 +180,24 @@ def test_the_page_names_what_each_peer_read_and_which_is_wrong(cell: BenchCell):
     assert [m.passed for m in projection.musts(replace(CASE, of_peer=0.5, of_floor=0), wrong)] == [False]
 
 
+def test_the_page_says_why_the_run_ended_early(cell: BenchCell):
+    left = BenchCell(name="b", arm="a", format="f", n=1, k=1, m=1, reason=SPENT)
+    for cells, said in (
+        ([cell, left], "Its budget of seconds was spent before the last 1 of 2 cases."),
+        ([cell], "The run was interrupted."),
+    ):
+        assert f" **{said}**" in performance.render(BenchResult(cells=cells), Path("x.json"))
+    assert (
+        "**" not in performance.render(BenchResult(status="complete", cells=[cell]), Path("x.json")).partition("|")[0]
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "page"),
     [
         ("foundation", "performance"),
         ("load", "loading"),
+        ("rows", "rows"),
         *((f"prefill{s}", f"prefill{s}") for s in ("", "-earlier", "-nvfp4")),
         *((f"decode{s}", f"decode{s}") for s in ("", "-shapes")),
     ],
@@ -192,7 +205,8 @@ def test_the_page_names_what_each_peer_read_and_which_is_wrong(cell: BenchCell):
 def test_the_page_in_docs_is_its_jsons(source: str, page: str):
     root = Path(__file__).parents[2]
     file = root / f"benchmarks/{source}.json"
-    rendered = performance.render(read_bench(file), file.relative_to(root))
+    plot = root / f"docs/{page}.svg"
+    rendered = performance.render(read_bench(file), file.relative_to(root), plot.name if plot.exists() else "")
     assert (root / f"docs/{page}.md").read_text(encoding="utf-8") == rendered
 
 
