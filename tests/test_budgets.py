@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from budgets import BUDGETS, over, room_of
+from budgets import BUDGETS, IDLE, over, pace, room_of
 
 TESTS = Path(__file__).parent
 
@@ -18,6 +18,13 @@ def test_a_room_over_its_budget_is_told():
     assert over(Counter({"lang": BUDGETS["lang"] + 1, "core": 1})) == [
         f"tests/lang took {BUDGETS['lang'] + 1} s, its budget is {BUDGETS['lang']} s"
     ]
+
+
+def test_budgets_are_larger_where_everything_takes_longer():
+    spent = Counter({"lang": BUDGETS["lang"] * 2 + 1})
+    assert over(spent, pace([IDLE, 3 * IDLE])) == over(spent, 2.0) != []
+    assert over(spent, pace([3 * IDLE])) == []
+    assert pace([]) == pace([IDLE / 9]) == 1.0
 
 
 def test_a_room_without_a_budget_is_told():
