@@ -52,7 +52,7 @@ def ran(name: str, k: int, m: int, cluster: int) -> Ran:
         return run(case, arm, device, base_context(FEW))
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("cluster", [c if c in (2, 8) else pytest.param(c, marks=pytest.mark.full) for c in CLUSTERS])
 @pytest.mark.parametrize(
     ("name", "k"),
     [pytest.param(n, CUT.get(n, K), marks=() if n in OFFERED else pytest.mark.full) for n in ARMS],

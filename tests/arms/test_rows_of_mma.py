@@ -20,7 +20,12 @@ from atlas_lab.runtime.device import open_device
 # Seven row tiles on three SMs: blocks of two tiles are followed by one of one.
 TARGET, N, K = replace(shipped_targets()[0], sms=3), 103, 512
 ARMS = {a.name: a for a in atlas_arms() if isinstance(a, Mma) and not a.joined}
-SETTINGS = [(name, s) for name, a in ARMS.items() for s in a.settings(N, K, TARGET)]
+# Of each arm the first and the last; the others in make test-full.
+SETTINGS = [
+    pytest.param(name, s, marks=() if i in (0, len(offered) - 1) else pytest.mark.full)
+    for name, offered in ((name, a.settings(N, K, TARGET)) for name, a in ARMS.items())
+    for i, s in enumerate(offered)
+]
 
 
 def form_of(arm: Mma) -> str:
