@@ -93,7 +93,7 @@ def test_every_kernel_that_a_small_shape_reaches_is_launched(name: str) -> None:
         reached |= reached_on(A100, arm)  # what stands in for an instruction that newer cards have
     # tiles that need a card full of them, and what clears flags before tiles that are cut: tests/arms/test_wgmma_cut.py
     never = [dict(k.spec.parameters) for k in arm.kernels if k not in (*reached, clear_flags)]
-    assert all(p.get("bm", 0) >= 80 for p in never)
+    assert all(p.get("bm", 0) >= 80 or p.get("bn", 0) >= 256 for p in never)
     assert len(never) < len(arm.kernels)
 
 
