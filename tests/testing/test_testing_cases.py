@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from atlas_lab.core.arm import Arm, epilogue_of, is_group, kernels_of
 from atlas_lab.core.rows import Rows, rows
 from atlas_lab.core.target import Target, shipped_targets
 from atlas_lab.experiments.case import Case, base_context, target_for, verdict_of
-from atlas_lab.experiments.cases import cases, launched, refusal, role_sets, teeth_case
+from atlas_lab.experiments.cases import Budget, cases, launched, refusal, role_sets, teeth_case
 from atlas_lab.experiments.checks import Check, checks_of, compiled_in
 from atlas_lab.formats import FORMATS
 from atlas_lab.kernels.gemm.wgmma_parts import clear_flags
@@ -25,10 +26,15 @@ ARMS = {a.name: a for a in (*atlas_arms(), DEFECTS[0][0])}
 TARGETS = {name: target_for(arm, H200) for name, arm in ARMS.items()}  # which the arm's cases are of
 
 
+@functools.cache
+def drawn_for(name: str, budget: Budget = "interpreter") -> tuple[Case, ...]:
+    return cases(ARMS[name], target=TARGETS[name], budget=budget)
+
+
 @pytest.mark.parametrize("name", ARMS)
 def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
     arm = ARMS[name]
-    drawn = cases(arm, target=TARGETS[name])
+    drawn = drawn_for(name)
     assert drawn == cases(arm, target=TARGETS[name])
     assert len({c.id for c in drawn}) == len(drawn)
     base = base_context(TARGETS[name])
@@ -55,7 +61,7 @@ def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
 
 @pytest.mark.parametrize("name", ARMS)
 def test_a_gpu_gets_the_same_and_full_size_ones(name: str) -> None:
-    small, large = (cases(ARMS[name], target=TARGETS[name], budget=budget) for budget in ("interpreter", "gpu"))
+    small, large = drawn_for(name), drawn_for(name, "gpu")
     assert set(small) <= set(large)
     assert max(c.n * c.k for c in large) == 17408 * 5120
     assert max(c.m for c in large) == min(ARMS[name].rows.last, 4099)
@@ -63,7 +69,7 @@ def test_a_gpu_gets_the_same_and_full_size_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", ARMS)
 def test_every_format_and_convention_of_the_family_is_drawn(name: str) -> None:
-    drawn = cases(ARMS[name], target=TARGETS[name])
+    drawn = drawn_for(name)
     formats = {c.format for c in drawn}
     family = {f.name for f in FORMATS.values() if ARMS[name].source in ("", f.family)}
     # arms of its own, and one that reads all, read this
@@ -76,7 +82,8 @@ def test_every_format_and_convention_of_the_family_is_drawn(name: str) -> None:
 
 def reached_on(target: Target, arm: Arm) -> set[Kernel]:
     base = base_context(target)
-    return {k for c in cases(arm, target=target) for k in launched(c, arm, base)}
+    drawn = drawn_for(arm.name) if target == TARGETS[arm.name] else cases(arm, target=target)
+    return {k for c in drawn for k in launched(c, arm, base)}
 
 
 @pytest.mark.parametrize("name", ["fp8_gemv", "fp8_row_gemv"])
