@@ -22,7 +22,7 @@ from atlas_lab.core.context import Context
 from atlas_lab.core.enqueued import Enqueued
 from atlas_lab.core.launch import Launch, Program
 from atlas_lab.core.library import after_libraries
-from atlas_lab.core.program import PlanError, program_of, projection_call, settled
+from atlas_lab.core.program import PlanError, projection_call, settled
 from atlas_lab.core.projection import Projection, label_of
 from atlas_lab.core.route import Assignment, Route
 from atlas_lab.core.tensor import Tensor
@@ -213,7 +213,7 @@ class _Block:
             prologue=self.activation if prologue else "",
             prologue_limit=self.limit if prologue else 0.0,
         )
-        made = program_of(arm, call) if group else finished(arm, call)
+        made = finished(arm, call)
         self.parts.append(made)
         self.launches += made.launches
         self.temporaries += made.temporaries

@@ -172,7 +172,7 @@ class Parity:
         arm = self.registry.arm(step.assignment.arm)
         rows = self._rows(step)
         found = oracle.compare(y[rows], self._expected(arm, step, device), arm.tolerance, step.call.k)
-        found = replace(found, m=int(rows[found.m]))
+        found = replace(found, m=int(np.arange(step.m)[rows][found.m]))
         return ParityResult(
             passed=found.ok,
             worst=found.worst,
@@ -225,11 +225,11 @@ class Parity:
                 self._own[s.key] = oracle.Reference(v, m)
         return self._own[step.key]
 
-    def _rows(self, step: Step) -> np.ndarray:
-        """The rows of a projection's output that are judged."""
+    def _rows(self, step: Step) -> np.ndarray | slice:
+        """The rows of a projection's output that are judged, as an index."""
         arm = self.registry.arm(step.assignment.arm)
         if not 2 < self.most < step.m or arm.reference is not None or isinstance(arm.tolerance, Exact):
-            return np.arange(step.m)
+            return slice(None)
         rng = np.random.default_rng([self.seed, step.m])
         between = 1 + rng.choice(step.m - 2, self.most - 2, replace=False)
         return np.concatenate([[0], np.sort(between), [step.m - 1]])

@@ -8,6 +8,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from impatient import impatient
 
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
@@ -305,18 +306,7 @@ def test_sums_that_blocks_share(monkeypatch) -> None:
 
 
 def test_a_stage_of_integers_in_f16_that_is_filled_too_early_is_reported(monkeypatch) -> None:
-    of_ring = wgmma_int8_f16.ring
-
-    def impatient(*args):
-        made = of_ring(*args)
-
-        @L.device
-        def fill(s, phase):
-            L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, args[2]), s, args[1])
-
-        return made._replace(fill=fill)
-
-    monkeypatch.setattr(wgmma_int8_f16, "ring", impatient)
+    monkeypatch.setattr(wgmma_int8_f16, "ring", impatient(wgmma_int8_f16.ring))
     with_floats(monkeypatch, wgmma_int8_f16.wgmma_int8_f16(16, 64, 2, raster=13), FloatsTile(16, 64))
     device = InterpreterDevice(HOPPER, options=Options(late_async=True))
     with pytest.raises(simt.SimtError, match="wgmma_"):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from impatient import impatient
 
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
@@ -166,18 +167,7 @@ def with_kernel(monkeypatch, kernel) -> None:
 
 
 def test_a_stage_that_is_filled_before_it_is_empty_is_reported(monkeypatch) -> None:
-    of_ring = kernels.ring
-
-    def impatient(*args):
-        made = of_ring(*args)
-
-        @L.device
-        def fill(s, phase):
-            L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, args[2]), s, args[1])
-
-        return made._replace(fill=fill)
-
-    monkeypatch.setattr(kernels, "ring", impatient)
+    monkeypatch.setattr(kernels, "ring", impatient(kernels.ring))
     with_kernel(monkeypatch, kernels.wgmma_q2_0(32, 64, 2, 3, raster=7))
     device = InterpreterDevice(HOPPER, options=Options(late_async=True))
     with pytest.raises(simt.SimtError, match="wgmma_"):

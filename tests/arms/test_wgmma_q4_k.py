@@ -7,6 +7,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from impatient import impatient
 
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
@@ -202,18 +203,7 @@ def with_kernel(monkeypatch, kernel) -> None:
 
 def test_a_ring_that_is_filled_before_it_is_empty_is_reported(monkeypatch) -> None:
     """A third block of K lands on the first, whose codes are read."""
-    of_stages = kernels.ring
-
-    def impatient(*args):
-        made = of_stages(*args)
-
-        @L.device
-        def fill(s, phase):
-            L.mbarrier_arrive_expect_tx(made.full(), s, kernels.stage_bytes(32, 64))
-
-        return made._replace(fill=fill)
-
-    monkeypatch.setattr(kernels, "ring", impatient)
+    monkeypatch.setattr(kernels, "ring", impatient(kernels.ring))
     with_kernel(monkeypatch, kernels.wgmma_q4_k(32, 64, 2, 3, raster=7))
     device = InterpreterDevice(HOPPER, options=Options(late_async=True))
     with pytest.raises(simt.SimtError, match="wgmma_"):

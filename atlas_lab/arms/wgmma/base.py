@@ -66,7 +66,11 @@ class OnWarpgroups(Arm):
         return [*((bn, 1) for bn in self.narrow), *self.splits]
 
     def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1, split: int = 1) -> Tile:
-        return Tile(bm, bn, across, down, self.beside, split=split)
+        return Tile(bm, bn, across, down, self.beside, self.exposed(bm, bn, down), split)
+
+    def exposed(self, bm: int, bn: int, down: int) -> int:
+        """Clocks of a stage of such a tile that overlap with no products."""
+        return 0
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
         """In the model's order; those that are split come last: only a tuned table chooses them."""
@@ -80,11 +84,11 @@ class OnWarpgroups(Arm):
     def tile(self, c: Call) -> Tile:
         """The one that serves a call."""
         form = dict(chosen(self, c.n, c.k, c.context))  # for every M: one that is stale is refused
-        few, more = self.tiles()
         if c.m <= NARROW:
             t = self._tile(NARROW, form["columns"], split=form.get("split", 1))
             if self.finishes(c, t):
                 return t
+        few, more = self.tiles()
         able = [t for t in (few if c.m <= NARROW else more) if self.finishes(c, t) and t.split == 1]
         return self._ordered(able, c.m, self.counts(c), c.k, c.context.target)[0]
 

@@ -44,8 +44,8 @@ class Bf16Wgmma(OnWarpgroups):
         adding = (self.kernel(t, ADDENDS) for t in tiles if t.bm != TALL) if self.epilogues else ()
         self.optional_kernels = (*map(self.kernel, split), *adding)
 
-    def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1, split: int = 1) -> Tile:
-        return Tile(bm, bn, across, down, self.beside, THREE if bm == TALL else 0, split)
+    def exposed(self, bm: int, bn: int, down: int) -> int:
+        return THREE if bm == TALL else 0
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "bf16")

@@ -64,10 +64,10 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "e4m3") and OverFp8.eligible(self, p, ctx)
 
-    def _tile(self, bm: int, bn: int, across: int = 1, down: int = 1, split: int = 1) -> Tile:
-        # sums of a tile so wide are scaled while nothing is multiplied
-        exposed = bn // 2 if bn > MOST_AHEAD else UNSHARED if bm == TALL and down == 1 else 0
-        return Tile(bm, bn, across, down, self.beside, exposed, split)
+    def exposed(self, bm: int, bn: int, down: int) -> int:
+        if bn > MOST_AHEAD:  # sums of a tile so wide are scaled while nothing is multiplied
+            return bn // 2
+        return UNSHARED if bm == TALL and down == 1 else 0
 
     def finishes(self, c: Call, t: Tile) -> bool:
         return not c.epilogue.quantize or t.bn % GROUP == 0

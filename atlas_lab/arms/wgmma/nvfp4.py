@@ -57,8 +57,10 @@ class Nvfp4Wgmma(Transposed):
         self.optional_kernels = (*(self.kernel(*way) for way in apart), *dict.fromkeys(adding))
 
     def _of_many(self, c: Call) -> list[Tile]:
-        able = [t for t in self.tiles()[1] if adds(t)] if c.epilogue.addends else self.tiles()[1]
-        return [t for t in able if c.m <= ORDERED or _serves_many(t)]
+        return [t for t in self.tiles()[1] if c.m <= ORDERED or _serves_many(t)]
+
+    def finishes(self, c: Call, t: Tile) -> bool:
+        return adds(t) or not c.epilogue.addends
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return can_repack(p)

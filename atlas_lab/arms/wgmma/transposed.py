@@ -40,7 +40,8 @@ class Transposed(OnWarpgroups):
         if c.m <= FEW[-1]:
             bm = next(bm for bm in FEW if c.m <= bm)
             return self.made(bm, form["columns"], split=form.get("split", 1))
-        return self._ordered(self._of_many(c), c.m, self.counts(c), c.k, c.context.target)[0]
+        able = [t for t in self._of_many(c) if self.finishes(c, t)]
+        return self._ordered(able, c.m, self.counts(c), c.k, c.context.target)[0]
 
     def _of_many(self, c: Call) -> list[Tile]:
         """The tiles that may serve a call of more than 64 rows."""

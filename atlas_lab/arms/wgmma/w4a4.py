@@ -54,7 +54,7 @@ class Nvfp4W4A4Emulated(Nvfp4Wgmma):
         self.optional_kernels = (_quantizer(True), *gated, *(k for k in products if k not in self.kernels), *adding)
 
     def _of_many(self, c: Call) -> list[Tile]:
-        return [t for t in self.tiles()[1] if adds(t) or not c.epilogue.addends]
+        return self.tiles()[1]
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         verdict = super().eligible(p, ctx)
