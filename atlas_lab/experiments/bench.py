@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -34,6 +34,10 @@ class Group(Protocol):
     def files(self) -> dict[Hashable, Callable[[], object]]:
         """What writes each file that it reads, by what is in it; those of all groups are written before anything is
         timed."""
+        ...
+
+    def prepare(self) -> None:
+        """What takes the host long and needs no device: several groups' at once, while nothing is timed."""
         ...
 
     def measure(self, device: Device, notify: Notify, done: int, of: int) -> None:
@@ -107,17 +111,21 @@ def measure(
     ]
     notify("writing the weights", 0, len(cases))
     files = {what: write for group in groups for what, write in group.files().items()}
-    with ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1)) as pool:
-        list(pool.map(lambda write: write(), files.values()))
+    for written in _at_once(list(files.values())):
+        written.result()
+    prepared: list[Future[object]] = []
     done, begin, late = 0, time.monotonic(), False
-    for group in groups:
+    for at, group in enumerate(groups):
         result.cells.extend(group.cells)
         late = late or (budget is not None and time.monotonic() - begin > budget)
         if late:
             for cell in group.cells:
                 cell.reason = SPENT
             continue
+        if at % WRITERS == 0:
+            prepared = _at_once([g.prepare for g in groups[at : at + WRITERS]])
         try:
+            prepared[at % WRITERS].result()
             group.measure(device, notify, done, len(cases))
         except ConfigError:
             raise
@@ -129,6 +137,12 @@ def measure(
         if isinstance(case, BenchCase):
             cell.must += [must for of in (of_one_row, of_peers, of_more_rows) for must in of(case, cell, result.cells)]
     return not late
+
+
+def _at_once(todo: Sequence[Callable[[], object]]) -> list[Future[object]]:
+    """What was done, on several cores, until nothing is left: each result or what it raised."""
+    with ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1)) as pool:
+        return [pool.submit(one) for one in todo]
 
 
 def _failed(cells: Sequence[BenchCell], e: Exception) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from atlas_lab.checkpoint import Checkpoint
@@ -22,20 +24,25 @@ def compared(m: int) -> np.ndarray:
 class Products:
     """Float64 products of stored weights, the last few kept: peers of several arms read the same ones."""
 
-    MOST = 4
+    MOST = 64
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], np.ndarray] = {}
+        self._lock = threading.Lock()
 
     def of(self, weight: Stored, x: np.ndarray, made_by: str = "") -> np.ndarray:
         """float64 `[rows, N]` of the rows of x `[M, K]` that are compared. Weights of one format and shape are one
         weight here, and so are x of as many rows that came from `made_by`."""
         key = (weight.format, weight.n, weight.k, x.shape[0], made_by)
-        if key not in self._known:
-            while len(self._known) >= self.MOST:
-                del self._known[next(iter(self._known))]
-            self._known[key] = weight.product(x[compared(x.shape[0])])
-        return self._known[key]
+        with self._lock:
+            found = self._known.get(key)
+        if found is None:
+            found = weight.product(x[compared(x.shape[0])])
+            with self._lock:
+                while len(self._known) >= self.MOST:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = found
+        return found
 
 
 def stored(held: Checkpoint) -> Stored:

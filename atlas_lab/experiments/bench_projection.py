@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from atlas_lab import checkpoint
+from atlas_lab.checkpoint import Checkpoint
 from atlas_lab.core.context import Context, Pin, Preferences
 from atlas_lab.core.registry import Registry
 from atlas_lab.core.route import RouteError
@@ -84,6 +85,7 @@ class Projections:
         self.cases, self.with_ = cases, with_
         self.readings: tuple[probe.Reading, ...] = probe.READINGS
         self._stored: dict[str, Stored] = {}
+        self._parity: Parity | None = None
         self.plan = plan_of(cases, with_.registry, with_.said, target)
         self.cells = [
             BenchCell(name=c.name, arm=c.arm, format=c.format, n=c.n, k=c.k, m=c.m, used=list(c.used)) for c in cases
@@ -95,10 +97,31 @@ class Projections:
         formats = {c.format for c in self.cases} | {f for c in self.cases for f in self._read_by_peer(c)}
         return {(f, ref.sizes): partial(ref.file, f, folder) for f in formats}
 
+    @property
+    def _held(self) -> Checkpoint:
+        return reference_of(self.cases[0]).file(self.cases[0].format, cache.directory())
+
+    def prepare(self) -> None:
+        """Make what outputs are compared with, ours and those of peers."""
+        self._parity = Parity(self.with_.registry, self.plan, self._held, self.with_.seed, JUDGED)
+        for step in self.plan.steps:
+            self._parity.foresee(step)
+        for case in self.cases:
+            for format in self._read_by_peer(case):
+                (step,) = [s for s in self.plan.steps if s.m == case.m]
+                x = activations(step.key, step.call.k, self.with_.seed)
+                self._exact(case, self._weight_of_peer(case, format), x, peers.multiplies(case.peer, x))
+
+    def _exact(self, case: BenchCase, stored: Stored, x: np.ndarray, multiplied: np.ndarray | None) -> np.ndarray:
+        """The product that a peer's output is compared with, of x or of what it multiplied instead."""
+        if multiplied is None:
+            return self.with_.products.of(stored, x)
+        return self.with_.products.of(stored, multiplied, case.peer)
+
     def measure(self, device: Device, notify: Notify, done: int, of: int) -> None:
         """Fill the cells. A kernel that faults ends the group, for the context may be lost."""
-        held = reference_of(self.cases[0]).file(self.cases[0].format, cache.directory())
-        parity = Parity(self.with_.registry, self.plan, held, self.with_.seed, JUDGED)
+        held = self._held
+        parity = self._parity or Parity(self.with_.registry, self.plan, held, self.with_.seed, JUDGED)
         try:
             with Bench.of(self.plan, held, device) as bench:
                 for i, (case, cell) in enumerate(zip(self.cases, self.cells, strict=True)):
@@ -112,6 +135,7 @@ class Projections:
                         self._time(case, cell, step, bench, parity, digest(y), x)
         finally:
             self._stored.clear()
+            self._parity = None
 
     def _weight_of_peer(self, case: BenchCase, format: str) -> Stored:
         """Kept until the group is measured: its values take longer than their product."""
@@ -160,8 +184,7 @@ class Projections:
             blocks = {t.name: [float(s) * 1e6 for s in found.blocks(t.name)] for t in timed}
             fill(cell, step, blocks, device.target, seed)
             if peer is not None:
-                read, made_by = (x, "") if peer.x is None else (peer.x, peer.name)
-                exact = self.with_.products.of(stored, read, made_by)
+                exact = self._exact(case, stored, x, peer.x)
                 cell.peer = bench_peer.result(peer, exact, blocks[PEER], blocks[OURS], seed)
             cell.must = musts(case, cell)
 

@@ -183,6 +183,13 @@ class Parity:
             reason="" if found.ok else str(found),
         )
 
+    def foresee(self, step: Step) -> None:
+        """Make what an output of a projection is compared with before there is one, where no arm runs for that; raises
+        OracleError and LoadError."""
+        arm = self.registry.arm(step.assignment.arm)
+        if step.block is None and not _other(arm):
+            self._kept(arm, step)
+
     def _block(self, step: Step, block: Block, out: np.ndarray) -> ParityResult:
         """Of every stage of a block; weights of one block are kept until those of another are asked for."""
         if step.layer not in self._blocks:
@@ -201,29 +208,36 @@ class Parity:
         return self._arrays
 
     def _expected(self, arm: Arm, step: Step, device: Device) -> oracle.Reference:
-        if isinstance(arm.tolerance, Exact) and arm.tolerance.to != "reference":
-            other = self._output_of(arm.tolerance.to, step, device).astype(np.float64)
-            return oracle.Reference(other, np.abs(other))
-        if arm.reference is arm.quantized is arm.terms is None and arm.activation == "bf16":
-            return self._product(step)
-        values, _ = oracle.activations(self._judged(step), arm.activation)
-        return oracle.reference(arm, step.call, step.assignment.declarations, self.arrays(step), values)[0]
+        if other := _other(arm):
+            y = self._output_of(other, step, device).astype(np.float64)
+            return oracle.Reference(y, np.abs(y))
+        return self._kept(arm, step)
 
-    def _product(self, step: Step) -> oracle.Reference:
-        """The product of the step's weights, computed for all steps that read the same ones, and kept until others
-        are asked for: at full size they are what takes the time."""
+    def _kept(self, arm: Arm, step: Step) -> oracle.Reference:
+        """Of the step's own arithmetic, kept until a step of other weights is asked for: at full size it is what takes
+        the time."""
         names = _names(step)
         if names != self._weights:
             self._weights, self._own = names, {}
-            alike = [s for s in self.plan.steps if _names(s) == names and s.roles == step.roles]
-            w = oracle.dequantized(step.assignment.declarations, self.arrays(step), step.call.n, step.call.k)
-            judged = [self._judged(s) for s in alike]
-            made = oracle.product(np.concatenate([_wide(x) for x in judged]), w)
-            ends = np.cumsum([x.shape[0] for x in judged])[:-1]
-            parts = np.split(made.values, ends), np.split(made.magnitude, ends)
-            for s, v, m in zip(alike, *parts, strict=True):
-                self._own[s.key] = oracle.Reference(v, m)
+        if step.key not in self._own:
+            if arm.reference is arm.quantized is arm.terms is None and arm.activation == "bf16":
+                self._multiply(step, names)
+            else:
+                values, _ = oracle.activations(self._judged(step), arm.activation)
+                declared = step.assignment.declarations
+                self._own[step.key] = oracle.reference(arm, step.call, declared, self.arrays(step), values)[0]
         return self._own[step.key]
+
+    def _multiply(self, step: Step, names: tuple[str, ...]) -> None:
+        """The products of all steps that read the same weights."""
+        alike = [s for s in self.plan.steps if _names(s) == names and s.roles == step.roles]
+        w = oracle.dequantized(step.assignment.declarations, self.arrays(step), step.call.n, step.call.k)
+        judged = [self._judged(s) for s in alike]
+        made = oracle.product(np.concatenate([_wide(x) for x in judged]), w)
+        ends = np.cumsum([x.shape[0] for x in judged])[:-1]
+        parts = np.split(made.values, ends), np.split(made.magnitude, ends)
+        for s, v, m in zip(alike, *parts, strict=True):
+            self._own[s.key] = oracle.Reference(v, m)
 
     def _rows(self, step: Step) -> np.ndarray | slice:
         """The rows of a projection's output that are judged, as an index."""
@@ -276,6 +290,12 @@ class Judge(Parity):
             ),
             digest(y),
         )
+
+
+def _other(arm: Arm) -> str:
+    """The arm whose outputs an arm's are compared with; "" where that is no arm."""
+    named = arm.tolerance.to if isinstance(arm.tolerance, Exact) else "reference"
+    return "" if named == "reference" else named
 
 
 def _names(step: Step) -> tuple[str, ...]:

@@ -19,10 +19,11 @@ Make = Callable[[Stored, np.ndarray, int], Peer]
 @dataclass(frozen=True)
 class Kind:
     """`make` is handed a weight in one of the formats `reads`: the case's own where that is among them, else the first,
-    made of the same values."""
+    made of the same values. `quantized`: what it multiplies of x, where that is not x."""
 
     reads: tuple[str, ...]
     make: Make
+    quantized: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 def torch_mv(stored: Stored, x: np.ndarray, sets: int) -> Peer:
@@ -38,7 +39,7 @@ def torch_mm(stored: Stored, x: np.ndarray, sets: int) -> Peer:
 PEERS: dict[str, Kind] = {
     "torch.mv": Kind(("bf16",), torch_mv),
     "torch.mm": Kind(("bf16",), torch_mm),
-    peer_scaled.NAME: Kind(("fp8",), peer_scaled.scaled_mm),
+    peer_scaled.NAME: Kind(("fp8",), peer_scaled.scaled_mm, peer_scaled.quantized),
     peer_humming.NAME: Kind(tuple(peer_humming.READS), peer_humming.humming),
 }
 
@@ -47,6 +48,12 @@ def reads(name: str, format: str) -> str:
     """The format of the weights that a peer of a weight in `format` reads; raises ConfigError for an unknown peer."""
     kind = _kind(name)
     return format if format in kind.reads else kind.reads[0]
+
+
+def multiplies(name: str, x: np.ndarray) -> np.ndarray | None:
+    """float64 `[M, K]`: what a peer multiplies of x; None where that is x. Raises ConfigError for an unknown peer."""
+    quantized = _kind(name).quantized
+    return quantized(x) if quantized else None
 
 
 def make(name: str, stored: Stored, x: np.ndarray, sets: int) -> Peer:

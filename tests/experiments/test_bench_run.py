@@ -176,7 +176,27 @@ def test_a_fault_is_the_result_of_its_case_and_the_rest_goes_on(registry, clock,
     ]
 
 
-def test_products_are_kept_for_the_last_few_weights():
+def test_what_outputs_are_compared_with_is_made_before_anything_runs(registry, clock, monkeypatch: pytest.MonkeyPatch):
+    product, run_program, seen = oracle.product, projection.trial.run_program, []
+    monkeypatch.setattr(oracle, "product", lambda *a: seen.append("product") or product(*a))
+    monkeypatch.setattr(projection.trial, "run_program", lambda *a: seen.append("run") or run_program(*a))
+    assert {c.status for c in run(registry, CASES).cells} == {"passed"}
+    assert seen == ["product"] * 2 + ["run"] * 3
+
+    def fails(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(oracle, "product", fails)
+    cells = run(registry, CASES).cells
+    assert [(c.status, c.reason) for c in cells] == [
+        ("crashed", "RuntimeError: no memory"),
+        ("crashed", "RuntimeError: no memory"),
+        ("not run", ""),
+    ]
+
+
+def test_products_are_kept_for_the_last_few_weights(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench_peer.Products, "MOST", 4)
     known = bench_peer.Products()
     w = np.eye(4, dtype=np.float32)
     made = []
