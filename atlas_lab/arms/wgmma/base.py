@@ -18,7 +18,7 @@ from atlas_lab.core.tuning import Setting, chosen, setting
 from atlas_lab.core.verdict import Verdict, no, yes
 from atlas_lab.formats.dtypes import dtype
 from atlas_lab.kernels.gemm.wgmma_parts import CLEARED, clear_flags
-from atlas_lab.kernels.gemm.wgmma_ring import ROW, shared_of
+from atlas_lab.kernels.gemm.wgmma_ring import ROW, boxed, shared_of
 from atlas_lab.kernels.lang import Kernel
 
 FIRST_ROWS = 17  # fewer are served by arms that read W once
@@ -115,9 +115,13 @@ class OnWarpgroups(Arm):
     def _ordered(self, tiles: Sequence[Tile], m: int, counts: Sequence[int], k: int, target: Target) -> list[Tile]:
         return ordered(tiles, m, counts, k * self.element_bytes, target, self.pipe)
 
+    def x_map(self, c: Call, x: Tensor, t: Tile) -> TensorMap:
+        """The map of x, as given or as a launch makes it, whose boxes are the rows of a tile that there are."""
+        return self.rows_map(x, boxed(t.bm, t.across, c.m))
+
     def rows_map(self, of: Tensor, rows: int) -> TensorMap:
         """The map of x or W whose boxes are so many rows of a stage."""
-        return TensorMap(of, (rows, ROW // self.element_bytes), swizzle=ROW)
+        return TensorMap(of, (rows, ROW // dtype(of.dtype).bytes), swizzle=ROW)
 
     def _counted(self, c: Call, t: Tile) -> int:
         """Columns of y as the kernel counts them."""

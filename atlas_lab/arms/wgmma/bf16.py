@@ -59,7 +59,7 @@ class Bf16Wgmma(OnWarpgroups):
     def lower(self, c: Call) -> list[Launch]:
         t = self.tile(c)
         added, both = addends(c)
-        args = (self.rows_map(c.x.data, t.bm // t.across), *self.operands(c, t), *added)
+        args = (self.x_map(c, c.x.data, t), *self.operands(c, t), *added)
         kernel = self.kernel(t, ADDENDS if added else None)
         return [*self.cleared(c, t), self.launch(c, t, kernel, args, (*self.borders(c, t), *both))]
 

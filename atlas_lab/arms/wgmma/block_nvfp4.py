@@ -149,7 +149,7 @@ class Nvfp4Mmq(OnWarpgroups):
         scale = c.scratch["parts"] if convention == ABSENT else w.global_scale  # one that is absent is not read
         of_w = TensorMap(w.blocks, (t.bn, PITCH), promotion=256)
         odd = c.n | pitch | c.y.data.offset // BF16_BYTES
-        args = (self.rows_map(x, t.bm), of_w, scale, c.y.data)
+        args = (self.x_map(c, x, t), of_w, scale, c.y.data)
         return self.launch(c, t, _kernel(t), args, (convention, pitch, odd))
 
 

@@ -78,7 +78,7 @@ class Fp8WgmmaW8A8(OnWarpgroups, OverFp8):
     def lower(self, c: Call) -> list[Launch]:
         w, steps = weight_of(c)
         t = self.tile(c)
-        x, of_x = self.rows_map(quantized_x(c)[0], t.bm // t.across), scales_map(c, 1, t.bm)
+        x, of_x = self.x_map(c, quantized_x(c)[0], t), scales_map(c, 1, t.bm)
         maps = (x, self.rows_map(w.weight, t.bn // t.down), of_x)
         scales = replace(w.scale, dtype="u8", shape=(w.scale.bytes,))
         y = codes_of(c.y, c.m, c.n) if c.epilogue.quantize else (c.y.data,)

@@ -29,7 +29,6 @@ from atlas_lab.kernels.activation.quantized import gated_int8_groups, gated_int8
 from atlas_lab.kernels.gemm.wgmma_int8 import BESIDE, BK, wgmma_int8
 from atlas_lab.kernels.gemm.wgmma_int8_f16 import wgmma_int8_f16
 from atlas_lab.kernels.gemm.wgmma_int8_scale import GROUP, GROUPS
-from atlas_lab.kernels.gemm.wgmma_ring import ROW
 from atlas_lab.kernels.gemm.wgmma_transposed import SIDE
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.int8 import LANES, ROWS, quantize_int8_groups
@@ -89,12 +88,12 @@ class Int8Wgmma(OnWarpgroups):
         codes, scales, clamp = c.scratch["x.codes"], c.scratch["x.scales"], c.prologue_limit > 0
         if floats := isinstance(t, FloatsTile):
             order = gated_int8_lanes(clamp=clamp) if c.prologue else quantize_int8_lanes
-            x, of_x = TensorMap(codes, (t.bm, ROW // 2), swizzle=ROW), TensorMap(scales, (GROUPS, t.bm))
+            of_x = TensorMap(scales, (GROUPS, t.bm))
         else:
             order = gated_int8_groups(clamp=clamp) if c.prologue else quantize_int8_groups
-            x, of_x = self.rows_map(codes, t.bm), scales_map(c, GROUPS, t.bm)
+            of_x = scales_map(c, GROUPS, t.bm)
         quantized = quantizing(c, order, ROWS, THREADS, self.to_clear(c, t), f"{self.name} x")
-        args = (x, self.rows_map(w.q, t.bn), of_x, TensorMap(w.scale, (t.bn, GROUPS)), c.y.data)
+        args = (self.x_map(c, codes, t), self.rows_map(w.q, t.bn), of_x, TensorMap(w.scale, (t.bn, GROUPS)), c.y.data)
         launch = self.launch(c, t, _kernel(t), args)
         return [quantized, launch if floats else replace(launch, pipe="mma_s8")]
 

@@ -75,7 +75,7 @@ class Nvfp4Wgmma(Transposed):
         t = self.tile(c)
         ordered = c.scratch.get("x.ordered")
         first = self.cleared(c, t) if ordered is None else [self._order(c, t, ordered)]
-        x = self.rows_map(ordered or c.x.data, t.bm // t.across)
+        x = self.x_map(c, ordered or c.x.data, t)
         added, both = addends(c)
         args = (x, *self.operands(c, t), *added)
         tail = (divides(next(iter(c.weights))), *self.borders(c, t), *both)

@@ -110,7 +110,7 @@ class Nvfp4WgmmaFp8(Transposed):
             quantizes=True,
             label=f"{self.name} x",
         )
-        args = (self.rows_map(codes, t.bm // t.across), scales, units_map(w, t), w.global_scale, c.y.data)
+        args = (self.x_map(c, codes, t), scales, units_map(w, t), w.global_scale, c.y.data)
         return [quantized, self.launch(c, t, self.kernel(t), args, (divides(key),))]
 
     def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:

@@ -90,7 +90,7 @@ class Nvfp4WgmmaInt8(Transposed):
         t = self.tile(c)
         ((key, w),) = c.weights.items()
         quantized = quantizing(c, self.order, ROWS, THREADS, self.to_clear(c, t), f"{self.name} x")
-        x, of_x = self.rows_map(c.scratch["x.codes"], t.bm), scales_map(c, GROUPS, t.bm)
+        x, of_x = self.x_map(c, c.scratch["x.codes"], t), scales_map(c, GROUPS, t.bm)
         args = (x, of_x, units_map(w, t), w.global_scale, c.y.data)
         return [quantized, self.launch(c, t, self.kernel(t), args, (divides(key),))]
 

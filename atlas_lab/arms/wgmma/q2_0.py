@@ -106,7 +106,7 @@ class Q2Mmq(Transposed):
         units, across, _ = w.weight.shape
         lines = w.weight.view(0, (units, across * LINES, LINE))
         of_w = TensorMap(lines, (t.bn // 16, LINES, LINE), promotion=256)
-        args = (self.rows_map(codes, t.bm), TensorMap(scales, (GROUPS, t.bm)), of_w, c.y.data)
+        args = (self.x_map(c, codes, t), TensorMap(scales, (GROUPS, t.bm)), of_w, c.y.data)
         return [quantized, self.launch(c, t, _kernel(t), args)]
 
     def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:

@@ -56,7 +56,7 @@ class Q2Dequant(OverQ2, Bf16Wgmma):
             label=f"{self.name} w",
         )
         added, both = addends(c)
-        args = (self.rows_map(c.x.data, t.bm // t.across), *self.operands(c, t), *added)
+        args = (self.x_map(c, c.x.data, t), *self.operands(c, t), *added)
         kernel = self.kernel(t, ADDENDS if added else None)
         # W is what the launch before makes, and the product loads it before it waits
         return [weights, replace(self.launch(c, t, kernel, args, both), pdl=False)]

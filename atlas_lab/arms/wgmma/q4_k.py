@@ -102,7 +102,7 @@ class Q4KMmq(Transposed):
         ((_, w),) = c.weights.items()
         units, across, _ = w.weight.shape
         lines = TensorMap(w.weight.view(0, (units, across * LINES, ROW)), (t.bn // 16, LINES, ROW), promotion=256)
-        args = (self.rows_map(codes, t.bm // t.across), *of_x, lines, c.y.data)
+        args = (self.x_map(c, codes, t), *of_x, lines, c.y.data)
         return [quantized, self.launch(c, t, _kernel(t), args)]
 
     def reference(self, call: Call, x: np.ndarray, weights: Any) -> np.ndarray:

@@ -85,7 +85,7 @@ class Nvfp4W4A4Emulated(Nvfp4Wgmma):
             label=f"{self.name} x",
         )
         added, both = addends(c)
-        args = (self.rows_map(made, t.bm // t.across), *self.operands(c, t), *added)
+        args = (self.x_map(c, made, t), *self.operands(c, t), *added)
         divides = int(not scaled and next(iter(c.weights)).endswith("_reciprocal"))
         kernel = self.kernel(t, True, ADDENDS if added else None)
         return [quantized, self.launch(c, t, kernel, args, (divides, *both))]

@@ -78,7 +78,7 @@ class Fp8Wgmma(Transposed):
         t = self.tile(c)
         ((key, w),) = c.weights.items()
         ordered = c.scratch["x.ordered"]
-        x = self.rows_map(ordered, t.bm // t.across)
+        x = self.x_map(c, ordered, t)
         w_map = TensorMap(w.weight, (t.bn, BK), swizzle=ROW, promotion=256)
         scales = replace(w.scale, dtype="u8", shape=(w.scale.bytes,))
         grid = (-(-c.k // BK), 1) if key == "blocks" else (0, 0)

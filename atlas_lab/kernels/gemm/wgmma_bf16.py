@@ -96,7 +96,7 @@ def wgmma_bf16(
     @L.device
     def run(x, w, into, parts, flags, m, n, k, cut):
         """All that the kernel does; n as the walk counts."""
-        of_stages.begin()
+        of_stages.begin(m)
         parts_of.begin()
         group = own_group()
         if group == consumers:

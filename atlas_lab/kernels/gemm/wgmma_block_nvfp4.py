@@ -14,7 +14,7 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.wgmma_nvfp4 import alpha_of
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
-from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
+from atlas_lab.kernels.gemm.wgmma_transposed import HALVES, bring_halves, transposed_storer, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 
 BK = 128  # K of one stage
@@ -89,7 +89,7 @@ def wgmma_block_nvfp4(bm: int, bn: int, stages: int, blocks: int = 1, raster: in
     w_at = 2 * bm * ROW
     stage = stage_bytes(bm, bn)
     out_at = stages * stage
-    of_stages = ring(stages, stage, out_at + turn_bytes(bn), bm, 1, consumers)
+    of_stages = ring(stages, stage, out_at + turn_bytes(bn), bm, 1, consumers, tiles=HALVES)
     of_tiles = walk(bm, bn, raster, 1)
     multiply, wait, count = L.wgmma(L.bf16, bm, a_registers=True), L.wgmma_wait(bm // 2), bm // 2
     store = transposed_storer(bm, out_at)
@@ -120,7 +120,7 @@ def wgmma_block_nvfp4(bm: int, bn: int, stages: int, blocks: int = 1, raster: in
         pitch: L.i32,
         odd: L.i32,
     ):
-        of_stages.begin()
+        of_stages.begin(m)
         group = own_group()
         if group == consumers:
             loading()

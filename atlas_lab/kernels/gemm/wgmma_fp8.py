@@ -98,7 +98,7 @@ def wgmma_fp8(
     multiply, wait, count = L.wgmma(L.e4m3, bn), L.wgmma_wait(bn // 2), bn // 2
     mail_at = scales_at + 4 * bm * stages
     bars_at = mail_at + mail_bytes(warps_of(bm), count, split)
-    of_stages = ring(stages, stage + 4 * bm, bars_at, bm, across, bn=bn, down=down)
+    of_stages = ring(stages, stage + 4 * bm, bars_at, bm, across, bn=bn, down=down, apart=stage)
     of_tiles, parts_of = dealt(bm, bn, raster, across, down, split, warps_of(bm), count, mail_at)
     add = scaled_add(count)
     adds, codes = epilogue in (ADDENDS, ADDED_CODES), epilogue in (CODES, ADDED_CODES)
@@ -170,7 +170,7 @@ def wgmma_fp8(
         """All that the kernel does."""
         fetch_maps(x, w)
         of_rows = L.dynamic_shared(L.f32, scales_at)
-        of_stages.begin()
+        of_stages.begin(m)
         parts_of.begin()
         group = own_group()
         if group == consumers:

@@ -130,7 +130,7 @@ def wgmma_int8(bn: int, stages: int, sub: bool = False, raster: int = 16):
         k: L.i32,
         cut: L.i32,
     ):
-        of_stages.begin()
+        of_stages.begin(m)
         group = own_group()
         if group == consumers:
             loading()

@@ -14,7 +14,7 @@ from atlas_lab.kernels.gemm.wgmma_int8_scale import GROUP, GROUPS, add_scaled, b
 from atlas_lab.kernels.gemm.wgmma_nvfp4 import ATOM
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
-from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
+from atlas_lab.kernels.gemm.wgmma_transposed import HALVES, bring_halves, transposed_storer, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 from atlas_lab.kernels.gemv.columns import opaque
 
@@ -86,7 +86,7 @@ def wgmma_int8_f16(bm: int, bn: int, stages: int, blocks: int = 1, raster: int =
     x_scales_at = w_scales_at + bn * BESIDE
     stage = stage_bytes(bm, bn)
     out_at = stages * stage
-    of_stages = ring(stages, filled(bm, bn), out_at + turn_bytes(rows), bm, 1, consumers)
+    of_stages = ring(stages, filled(bm, bn), out_at + turn_bytes(rows), bm, 1, consumers, tiles=HALVES, apart=stage)
     of_tiles = walk(bm, bn, raster, 1)
     count, total = bm // 2, bm // 2 * blocks
     multiply, wait = L.wgmma(L.f16, bm, a_registers=True), L.wgmma_wait(count)
@@ -146,7 +146,7 @@ def wgmma_int8_f16(bm: int, bn: int, stages: int, blocks: int = 1, raster: int =
         k: L.i32,
         cut: L.i32,
     ):
-        of_stages.begin()
+        of_stages.begin(m)
         group = own_group()
         if group == consumers:
             loading()

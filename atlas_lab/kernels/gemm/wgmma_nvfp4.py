@@ -22,7 +22,7 @@ from atlas_lab.kernels.gemm.wgmma_ring import (
     warps_of,
 )
 from atlas_lab.kernels.gemm.wgmma_split import dealt, mail_bytes
-from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
+from atlas_lab.kernels.gemm.wgmma_transposed import HALVES, bring_halves, transposed_storer, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_walk import loader
 from atlas_lab.kernels.gemv.mma_lanes import SPAN, UNIT
 from atlas_lab.kernels.gemv.stream import one_of
@@ -90,7 +90,11 @@ def wgmma_nvfp4(
     expected = w_at + bn // 16 * UNIT
     multiply, wait, count = L.wgmma(L.bf16, bm, a_registers=True), L.wgmma_wait(bm // 2), bm // 2
     mail_at = out_at + turn_bytes(bn)
-    of_stages = ring(stages, expected, mail_at + mail_bytes(warps_of(bn), count, split), bm, cluster, consumers)
+    of_stages = ring(
+        *(stages, expected, mail_at + mail_bytes(warps_of(bn), count, split), bm, cluster, consumers),
+        tiles=HALVES,
+        apart=stage,
+    )
     of_tiles, parts_of = dealt(bm, bn, raster, cluster, 1, split, warps_of(bn), count, mail_at)
     store = transposed_storer(bm, out_at, adds=epilogue is not None)
     pick_of, scales_of, weights = in_lanes_order if ordered else in_order
@@ -127,7 +131,7 @@ def wgmma_nvfp4(
     @L.device
     def run(x, w, g, into, parts, flags, m, n, k, cut, divides):
         """All that the kernel does; n as the walk counts."""
-        of_stages.begin()
+        of_stages.begin(m)
         parts_of.begin()
         group = own_group()
         if group == consumers:

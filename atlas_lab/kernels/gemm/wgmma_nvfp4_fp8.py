@@ -33,7 +33,7 @@ def wgmma_nvfp4_fp8(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int
     stage = stage_bytes(bm, bn, ROW)
     out_at = stages * stage
     expected = w_at + bn // 16 * UNIT
-    of_stages = ring(stages, expected, out_at + turn_bytes(bn), bm, cluster, consumers)
+    of_stages = ring(stages, expected, out_at + turn_bytes(bn), bm, cluster, consumers, apart=stage)
     of_tiles = walk(bm, bn, raster, cluster)
     multiply, wait, count = L.wgmma(L.e4m3, bm, a_registers=True), L.wgmma_wait(bm // 2), bm // 2
     add = axpy(count)
@@ -62,7 +62,7 @@ def wgmma_nvfp4_fp8(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int
         cut: L.i32,
         divides: L.i32,
     ):
-        of_stages.begin()
+        of_stages.begin(m)
         group = own_group()
         if group == consumers:
             loading()

@@ -75,7 +75,7 @@ def wgmma_nvfp4_int8(bm: int, bn: int, stages: int, blocks: int = 1, raster: int
     scales_at = stages * stage
     out_at = scales_at + stages * of_scales
     expected = w_at + bn // 16 * UNIT + of_scales
-    of_stages = ring(stages, expected, out_at + turn_bytes(bn), bm, 1, consumers)
+    of_stages = ring(stages, expected, out_at + turn_bytes(bn), bm, 1, consumers, apart=stage)
     of_tiles = walk(bm, bn, raster, 1)
     count = bm // 2
     multiply, wait = L.wgmma(L.i8, bm, a_registers=True), L.wgmma_wait(count, L.i32)
@@ -162,7 +162,7 @@ def wgmma_nvfp4_int8(bm: int, bn: int, stages: int, blocks: int = 1, raster: int
         cut: L.i32,
         divides: L.i32,
     ):
-        of_stages.begin()
+        of_stages.begin(m)
         group = own_group()
         if group == consumers:
             loading()

@@ -10,7 +10,7 @@ from atlas_lab.kernels.gemm.wgmma_nvfp4 import ATOM
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_q4_k import add_scaled
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
-from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
+from atlas_lab.kernels.gemm.wgmma_transposed import HALVES, bring_halves, transposed_storer, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 from atlas_lab.kernels.gemv.columns import opaque, scaled_rows
 from atlas_lab.kernels.quantize.q8_1 import GROUP
@@ -72,7 +72,7 @@ def wgmma_q2_0(bm: int, bn: int, stages: int, blocks: int = 1, raster: int = 16)
     w_at = scales_at + 4 * GROUPS * bm
     stage = stage_bytes(bm, bn)
     out_at = stages * stage
-    of_stages = ring(stages, filled(bm, bn), out_at + turn_bytes(bn), bm, 1, consumers)
+    of_stages = ring(stages, filled(bm, bn), out_at + turn_bytes(bn), bm, 1, consumers, tiles=HALVES, apart=stage)
     of_tiles = walk(bm, bn, raster, 1)
     multiply, wait, count = L.wgmma(L.f16, bm, a_registers=True), L.wgmma_wait(bm // 2), bm // 2
     add, scaled = add_scaled(bm), scaled_rows(bm // 8)
@@ -120,7 +120,7 @@ def wgmma_q2_0(bm: int, bn: int, stages: int, blocks: int = 1, raster: int = 16)
         k: L.i32,
         cut: L.i32,
     ):
-        of_stages.begin()
+        of_stages.begin(m)
         group = own_group()
         if group == consumers:
             loading()

@@ -133,7 +133,7 @@ def wgmma_q4_k(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1,
     sums_at = scales_at + 4 * GROUPS * bm
     stage = stage_bytes(bm, bn)
     out_at = stages * stage
-    of_stages = ring(stages, stage, out_at + turn_bytes(bn), bm, cluster, consumers)
+    of_stages = ring(stages, stage, out_at + turn_bytes(bn), bm, cluster, consumers, tiles=SPAN // QUARTER)
     of_tiles = walk(bm, bn, raster, cluster)
     multiply, multiply_sums = L.wgmma(L.f16, bm, a_registers=True), L.wgmma(L.bf16, bm, a_registers=True)
     wait, count = L.wgmma_wait(bm // 2), bm // 2
@@ -184,7 +184,7 @@ def wgmma_q4_k(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1,
         k: L.i32,
         cut: L.i32,
     ):
-        of_stages.begin()
+        of_stages.begin(m)
         group = own_group()
         if group == consumers:
             loading()

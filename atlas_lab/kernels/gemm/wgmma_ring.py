@@ -26,6 +26,7 @@ MOST_STAGES = 8
 LOADS = 56  # registers of a thread that loads
 MULTIPLIES = {2: 224, 3: 144}  # of one that multiplies, by warpgroups that do; an SM has 65536
 SWIZZLED = 8  # rows after which the swizzle repeats
+NOTHING = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
 BARS = 48  # bytes of a stage's mbarriers, and of the part that it begins
 
 
@@ -96,17 +97,19 @@ def warps_of(rows: int) -> int:
 class Ring(NamedTuple):
     """Device functions of a ring; `s` is a stage's number and `phase` the parity of its round, from (0, 0).
 
-    `begin()`: the whole block, once. `fill(s, phase)`: the loading thread, until the stage is empty; then it expects
-    its bytes at mbarrier `(full(), s)`. `start(s, phase, part)`: the same for the first stage of a part, five numbers
-    that `part(s)` gives each thread of a consumer warp; `stop(s, phase, part)`: of the last part, for which no bytes
-    come. `rows(at, x, row0, k0, s)`: it loads rows of x to byte `at` of a stage, with a
-    map whose box is the rows of a tile over the blocks across; `columns(at, w, col0, k0, s)`: rows of W, with a map
-    whose box is the columns of a tile over the blocks down. `drain(s, phase)`: it exits only after this.
+    `begin(m)`: the whole block, once, for m rows of x. `fill(s, phase, less)`: the loading thread, until the stage is
+    empty; then it expects its bytes at mbarrier `(full(), s)`, but for `less` of them, `missing(m)`.
+    `start(s, phase, less, part)`: the same for the first stage of a part, five numbers that `part(s)` gives each thread
+    of a consumer warp; `stop(s, phase, part)`: of the last part, for which no bytes come. `rows(at, x, row0, k0, s)`:
+    it loads rows of x to byte `at` of a stage, with a map whose box is those that there are of a tile's (`boxed`);
+    `columns(at, w, col0, k0, s)`: rows of W, with a map whose box is the columns of a tile over the blocks down.
+    `drain(s, phase)`: it exits only after this.
     `take(s, phase)`: a consumer, until the stage is full. `release(s)`: every thread of a consumer warp, which will not
     read it again. `after(s, phase)` and `before(s)`: the stages around it.
     """
 
     begin: L.DeviceFunction
+    missing: L.DeviceFunction
     full: L.DeviceFunction
     fill: L.DeviceFunction
     start: L.DeviceFunction
@@ -119,6 +122,12 @@ class Ring(NamedTuple):
     release: L.DeviceFunction
     after: L.DeviceFunction
     before: L.DeviceFunction
+
+
+def boxed(bm: int, across: int, m: int) -> int:
+    """Rows of the boxes of x that `Ring.rows` loads, for m rows of x: no more than there are, since boxes that reach
+    past their end take longer; where blocks across share a tile's, each has its part."""
+    return min(bm, m) if across == 1 else bm // across
 
 
 def _part(of: int, blocks: int, what: str) -> int:
@@ -138,10 +147,13 @@ def ring(
     consumers: int = 0,
     bn: int = 0,
     down: int = 1,
+    tiles: int = 1,
+    apart: int = 0,
 ) -> Ring:
     """`expected` bytes come to each stage, for tiles of `bm` rows of x and, where `columns` is called, `bn` of W; the
     mbarriers lie from byte `bars_at`. `consumers`: warpgroups of a block that multiply, where they are not one for
-    every 64 rows of x. Raises ValueError for rows that warpgroups or blocks cannot share."""
+    every 64 rows of x. A stage begins with `tiles` of x, `apart` bytes from the next (0: `expected`). Raises ValueError
+    for rows that warpgroups or blocks cannot share."""
     if not consumers and bm % GROUP_ROWS:
         raise ValueError(f"ring: found tiles of {bm} rows of x, expected a multiple of {GROUP_ROWS}")
     if bars_at % 16:
@@ -155,8 +167,27 @@ def ring(
     in_row, in_column = (1 << across) - 1, sum(1 << across * i for i in range(down))
     load, load_for_all = L.tma_load_2d, L.tma_load(2, multicast=True)
 
+    every = apart or expected
+
     @L.device
-    def begin():
+    def missing(m):
+        return L.i32(max(bm - m, 0) * (tiles * ROW)) if across == 1 else L.i32(0)
+
+    @L.device
+    def clear(m):
+        """Rows that no box brings, of which products are made that nobody stores."""
+        words = L.dynamic_shared(L.u32, 0)
+        for s in range(stages):
+            for i in L.unroll(tiles):
+                at = L.i32(s * every + i * (bm * ROW))
+                for word in range(m * (ROW // 4) + 4 * cuda.threadIdx.x, bm * (ROW // 4), 4 * cuda.blockDim.x):
+                    L.sts_v4_b32(words, (at >> 2) + word, NOTHING)
+        L.fence_proxy_async()
+
+    @L.device
+    def begin(m):
+        if across == 1 and m < bm:
+            clear(m)
         full, empty = L.dynamic_shared(L.u64, bars_at), L.dynamic_shared(L.u64, empty_at)
         if cuda.threadIdx.x == 0:
             for s in range(stages):
@@ -174,9 +205,9 @@ def ring(
         return L.dynamic_shared(L.u64, bars_at)
 
     @L.device
-    def fill(s, phase):
+    def fill(s, phase, less):
         L.mbarrier_wait(L.dynamic_shared(L.u64, empty_at), s, L.u32(phase ^ 1))
-        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, expected)
+        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, L.u32(expected - less))
 
     @L.device
     def say(s, part):
@@ -185,10 +216,10 @@ def ring(
         L.sts_b32(parts, 8 * s + 4, L.u32(part[4]))
 
     @L.device
-    def start(s, phase, part):
+    def start(s, phase, less, part):
         L.mbarrier_wait(L.dynamic_shared(L.u64, empty_at), s, L.u32(phase ^ 1))
         say(s, part)
-        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, expected)
+        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, L.u32(expected - less))
 
     @L.device
     def stop(s, phase, part):
@@ -255,4 +286,4 @@ def ring(
     def before(s):
         return L.i32(s - 1) if s > 0 else L.i32(stages - 1)
 
-    return Ring(begin, full, fill, start, stop, part, rows, columns, drain, take, release, after, before)
+    return Ring(begin, missing, full, fill, start, stop, part, rows, columns, drain, take, release, after, before)

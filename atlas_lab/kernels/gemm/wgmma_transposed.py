@@ -9,6 +9,7 @@ from atlas_lab.kernels.gemm.wgmma_addends import eight
 from atlas_lab.kernels.gemm.wgmma_ring import ROW, Ring
 from atlas_lab.kernels.gemv.mma_lanes import LIFT
 
+HALVES = 2  # tiles of x of a stage of 128 of K
 SIDE = 16  # rows of x and columns of y that a warp turns at a time
 TURN_BYTES = 2 * SIDE * SIDE  # of a warp
 AHEAD = 4  # SIDE rows of addends that are on their way
@@ -27,7 +28,7 @@ def bring_halves(ring: Ring, bm: int, stage: int):
 
     @L.device
     def run(s, x, row0, step):
-        for half in L.unroll(2):
+        for half in L.unroll(HALVES):
             ring.rows(s * stage + half * (bm * ROW), x, row0, step * ROW + half * (ROW // 2), s)
 
     return run

@@ -10,7 +10,7 @@ from atlas_lab.kernels.gemm.tile import axpy
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, fetch_maps, own_group, ring, roles, threads_of, warps_of
 from atlas_lab.kernels.gemm.wgmma_scales import begun, moved, scale, scale_at
-from atlas_lab.kernels.gemm.wgmma_transposed import bring_halves, transposed_storer, turn_bytes
+from atlas_lab.kernels.gemm.wgmma_transposed import HALVES, bring_halves, transposed_storer, turn_bytes
 from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 
 BK = ROW  # K of one stage: a column of W's grid of scales
@@ -58,7 +58,7 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
     w_at = 2 * bm * ROW
     stage = stage_bytes(bm, bn)
     out_at = stages * stage
-    of_stages = ring(stages, stage, out_at + turn_bytes(bn), bm, cluster, consumers)
+    of_stages = ring(stages, stage, out_at + turn_bytes(bn), bm, cluster, consumers, tiles=HALVES)
     of_tiles = walk(bm, bn, raster, cluster)
     multiply, wait, count = L.wgmma(L.bf16, bm, a_registers=True), L.wgmma_wait(bm // 2), bm // 2
     add = axpy(count)
@@ -91,7 +91,7 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
         narrow: L.i32,
     ):
         fetch_maps(x, w)
-        of_stages.begin()
+        of_stages.begin(m)
         group = own_group()
         if group == consumers:
             loading()
