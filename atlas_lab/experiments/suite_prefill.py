@@ -35,8 +35,6 @@ OF_PEER = {
     ("nvfp4_wgmma", 512): 1.0,
     ("nvfp4_wgmma", 4096): 1.07,
 }
-
-
 # What is compared with cuBLAS over the unquantized weights too, and the least of its speed.
 UNQUANTIZED = {
     ("nvfp4_wgmma", 64): 0.0,
@@ -52,7 +50,7 @@ def prefill() -> tuple[Case, ...]:
     alone = [
         BenchCase(
             *(arm, format, *shape, m, peer),
-            of_peer=_least(OF_PEER.get((arm, m), 0.0), shape),
+            of_peer=round(LEAST * OF_PEER.get((arm, m), 0.0), 4),
             of_peers=OF_PEER.get((arm, m), 0.0) if shape == WIDE else 0.0,
             used=used.get(shape, ()),
         )
@@ -64,7 +62,7 @@ def prefill() -> tuple[Case, ...]:
     unquantized = [
         BenchCase(
             *(arm, ARMS[arm][0], *shape, m, "torch.mm"),
-            of_peer=_least(least, shape),
+            of_peer=round(LEAST * least, 4),
             of_peers=least if shape == WIDE else 0.0,
             used=used.get(shape, ()),
             again=True,
@@ -74,8 +72,3 @@ def prefill() -> tuple[Case, ...]:
         if shape == WIDE or least
     ]
     return (*alone, *unquantized)
-
-
-def _least(speed: float, shape: tuple[int, int]) -> float:
-    """What one shape must reach where all must reach `speed` in the mean."""
-    return speed if shape == WIDE else round(LEAST * speed, 4)

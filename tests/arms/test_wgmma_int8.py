@@ -24,7 +24,7 @@ from atlas_lab.formats import int8_groups
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm import wgmma_int8 as kernels
 from atlas_lab.kernels.gemm import wgmma_int8_f16, wgmma_ring
-from atlas_lab.kernels.gemm.wgmma_int8_scale import COUNT, HELD, OWN, add_scaled, scaled_sums, scales_of_x
+from atlas_lab.kernels.gemm.wgmma_int8_scale import COUNT, HELD, OWN, add_scaled, scaled_sums
 from atlas_lab.kernels.lang.compile import compile_kernel, compiler_missing, sass
 from atlas_lab.kernels.quantize.int8 import ROWS, quantize_int8_groups
 from atlas_lab.kernels.quantize.int8_lanes import quantize_int8_lanes
@@ -95,7 +95,7 @@ def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order(monkeypatch)
     arm, outputs = ARMS["int8_wgmma"], []
     for m, t, sms, options in (
         (33, Int8Tile(64, 64), 132, Options()),
-        (81, FloatsTile(80, 256, each=2), 1, Options(order="random", late_async="random")),
+        (81, FloatsTile(64, 256, each=2), 1, Options(order="random", late_async="random")),
         (33, FloatsTile(64, 128), 132, Options(order="random")),
     ):
         monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
@@ -263,7 +263,7 @@ def test_products_in_f16_have_the_bits_of_s8_unless_their_order_or_scales_are_wr
     arm, case, base = ARMS["int8_wgmma"], case_of("int8_wgmma", 17, 41, 256), base_context(HOPPER)
     with open_device("interpreter", HOPPER) as device:
         expected = run(case, arm, device, base).out
-        for raster, fault in enumerate(({}, {"words": _crossed}, {"scales_of_x": _of_another_row}), start=7):
+        for raster, fault in enumerate(({}, {"words": _crossed}, {"add_scaled": _of_another_row}), start=7):
             with pytest.MonkeyPatch.context() as patch:
                 for name, wrong in fault.items():
                     patch.setattr(wgmma_int8_f16, name, wrong)
@@ -282,15 +282,16 @@ def _crossed(tiles, at, group):
     return (p[1], p[0]), q
 
 
-def _of_another_row(bm: int):
-    right = scales_of_x(bm)
+def _of_another_row(bm: int, blocks: int, loads: bool = False):
+    """One block of 16 rows of x, the scales of two exchanged that are loaded."""
+    right = add_scaled(bm, blocks, loads)
 
     @L.device
-    def run(p, i):
-        v = right(p, i)
-        return v[1], v[0], v[2], v[3]
+    def run(acc, sums, columns, rows, p, i, block):
+        v = right(acc, sums, columns, rows, p, i, 0)
+        return (*v[:8], v[9], v[8], v[10], v[11])
 
-    return run
+    return run if loads else right
 
 
 @pytest.mark.full
@@ -356,8 +357,8 @@ def test_tiles_are_chosen_for_what_they_must_fill() -> None:
         (64, 1024): (64, 64),
         (128, 17408): (64, 256),
         (512, 1024): (64, 128),
-        (4096, 17408): (80, 256),
-        (4096, 17411): (80, 256),
+        (4096, 17408): (64, 256),
+        (4096, 17411): (64, 256),
     }
     for (m, n), tile in expected.items():
         assert tile_of(case_of("int8_wgmma", m, n, 5120), base) == tile

@@ -56,15 +56,13 @@ def test_what_the_foundation_must_reach():
 
 
 def test_what_decode_must_reach():
-    """The bounds of the targets, at their shape alone."""
+    """The bounds of the targets, at their shape alone, of one row by the arms that serve it where none is named."""
     cases = decode_of(BenchCase)
     assert {(c.n, c.k) for c in cases if c.of_peer or c.of_floor or c.of_one_row} == {(17408, 5120)}
     by_peer = {(c.arm, c.m): (c.peer, c.of_peer) for c in cases if c.of_peer}
     assert by_peer == {
         ("bf16_gemv", 1): ("torch.mv", 1.0),
-        ("bf16_mma", 1): ("torch.mv", 1.0),
         ("fp8_gemv", 1): ("humming", 1.25),
-        ("fp8_mma", 1): ("humming", 1.25),
         ("fp8_mma", 16): ("humming", 1.2),
         ("nvfp4_mma_repacked", 1): ("humming", 1.6),
         **{("nvfp4_mma_repacked", m): ("humming", 1.55) for m in (2, 3, 4, 5, 8)},
@@ -77,7 +75,7 @@ def test_what_decode_must_reach():
 
 
 def test_what_prefill_must_reach():
-    """The bounds of the targets above 16 rows at their shape and in the mean over six, 0.93 of them at each other."""
+    """The bounds of the targets above 16 rows in the mean over six shapes, 0.93 of them at each."""
     cases = [c for c in suites.suite("prefill") if isinstance(c, BenchCase)]
     bounds = {
         ("bf16_wgmma", 64, "torch.mm"): 1.0,
@@ -90,11 +88,9 @@ def test_what_prefill_must_reach():
         ("nvfp4_wgmma", 4096, "humming"): 1.07,
         ("nvfp4_wgmma", 4096, "torch.mm"): 0.97,
     }
-    first = [c for c in cases if (c.n, c.k) == (17408, 5120)]
-    assert {(c.arm, c.m, c.peer): c.of_peer for c in first if c.of_peer} == bounds
     assert {(c.arm, c.m, c.peer): c.of_peers for c in cases if c.of_peers} == bounds
-    for n, k in ((5120, 17408), (16384, 5120), (5120, 6144), (14336, 4096), (8192, 8192)):
-        found = {(c.arm, c.m, c.peer): c.of_peer for c in cases if (c.n, c.k) == (n, k)}
+    for n, k in ((17408, 5120), (5120, 17408), (16384, 5120), (5120, 6144), (14336, 4096), (8192, 8192)):
+        found = {(c.arm, c.m, c.peer): c.of_peer for c in cases if (c.n, c.k) == (n, k) and c.of_peer}
         assert found == pytest.approx({what: 0.93 * least for what, least in bounds.items()})
     assert next(c.name for c in cases if c.again) == "nvfp4_wgmma N=17408 K=5120 M=64 against torch.mm"
     assert min(c.m for c in cases) == 17

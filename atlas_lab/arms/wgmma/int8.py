@@ -47,7 +47,7 @@ class Int8Wgmma(OnWarpgroups):
     element_bytes, pipe = 1, "mma_f16"
     beside = BESIDE
     narrow = (128, 64)
-    several: Sequence[tuple[int, int, int]] = ((80, 256, 2), (64, 256, 2), (64, 128, 1))
+    several: Sequence[tuple[int, int, int]] = ((64, 256, 2), (64, 128, 1))
     """Rows of x and of W of the tiles for more than 64 rows, and how many times 64 of W a warpgroup has."""
     sub = False
     # the product of both scales, then a fused addition for each 32 of K

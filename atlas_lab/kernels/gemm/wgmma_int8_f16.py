@@ -6,11 +6,12 @@ the product of both scales and a fused addition, where one of s8 products takes 
 
 The product is computed transposed, as in `wgmma_w8a16`: W is operand A, made in registers while products run. Row g of
 a warp's 16 is row 2g of W, row g + 8 row 2g + 1: what half a warp loads of every other row lies in all banks. Two sets
-of sums: one is scaled while the other is multiplied, from a part's first stage to its last.
+of sums: one is scaled while the other is multiplied, from a part's first stage to its last. What shared memory holds is
+loaded an item before it is used, scales of x as soon as those in their place are used.
 """
 
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.wgmma_int8_scale import GROUP, GROUPS, add_scaled, block_of, scales_of_x
+from atlas_lab.kernels.gemm.wgmma_int8_scale import GROUP, GROUPS, add_scaled, some_of
 from atlas_lab.kernels.gemm.wgmma_nvfp4 import ATOM
 from atlas_lab.kernels.gemm.wgmma_parts import meeting
 from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, own_group, ring, roles, threads_of, warps_of
@@ -19,7 +20,6 @@ from atlas_lab.kernels.gemm.wgmma_walk import loader, walk
 from atlas_lab.kernels.gemv.columns import opaque
 
 BK = ROW  # K of one stage
-MOVED = 16  # registers of a thread that loads, which those of tiles of 80 rows take
 BESIDE = 4 * GROUPS  # bytes of a stage's scales for each row of x and of W
 # a code with its sign's bit flipped, in the low bits of 1024 in F16, is 1024 + 128 + code
 SIGNS, ABOVE, LESS = 0x80808080, 0x64646464, 0xE480E480
@@ -90,12 +90,13 @@ def wgmma_int8_f16(bm: int, bn: int, stages: int, blocks: int = 1, raster: int =
     of_tiles = walk(bm, bn, raster, 1)
     count, total = bm // 2, bm // 2 * blocks
     multiply, wait = L.wgmma(L.f16, bm, a_registers=True), L.wgmma_wait(count)
-    add, factors_of_x = add_scaled(bm, blocks), scales_of_x(bm)
+    add, add_load = add_scaled(bm, blocks), add_scaled(bm, blocks, loads=True)
+    of_both, scales_of_both = some_of(total, total + bm // 4), some_of(bm // 4, total + bm // 4)
     store = transposed_storer(bm, out_at, lift=1.0, paired=True)
-    take_block = block_of(count, blocks)
+    block = some_of(count, total)
     parts_of = meeting(warps_of(rows), total, 1)
     bring_codes = bring_halves(of_stages, bm, stage)
-    loading, multiplying = roles(rows, MOVED)
+    loading, multiplying = roles(rows)
 
     @L.device
     def bring_w(s, maps, col0, step):
@@ -105,9 +106,9 @@ def wgmma_int8_f16(bm: int, bn: int, stages: int, blocks: int = 1, raster: int =
         L.tma_load_2d(tiles, s * stage + w_scales_at, w_scales, (col0, step * GROUPS), full, s)
 
     @L.device
-    def bring_x(s, maps, row0, step):
+    def bring_x(s, maps, row0, step, boxes):
         codes, scales = maps
-        bring_codes(s, codes, row0, step)
+        bring_codes(s, codes, row0, step, boxes)
         tiles, full = L.dynamic_shared(L.u8, 0), of_stages.full()
         L.tma_load_2d(tiles, s * stage + x_scales_at, scales, (step * GROUPS, row0), full, s)
 
@@ -132,6 +133,11 @@ def wgmma_int8_f16(bm: int, bn: int, stages: int, blocks: int = 1, raster: int =
         at = at + item % blocks * (GROUP_ROWS * GROUPS) + item // blocks
         return L.lds_f32(scales, at), L.lds_f32(scales, at + GROUPS)
 
+    @L.device
+    def loaded(at, item):
+        """What `words` returns of an item; `at`: the lane's first of a stage."""
+        return words(L.dynamic_shared(L.u8, 0), at + item % blocks * (GROUP_ROWS * ROW), item // blocks)
+
     @L.kernel(launch_bounds=(threads_of(rows), 1))
     def kernel(
         x: L.InMap[L.f16],
@@ -154,7 +160,7 @@ def wgmma_int8_f16(bm: int, bn: int, stages: int, blocks: int = 1, raster: int =
                 load((w, w_scales), (x, x_scales), m, n, k, cut)
         else:
             multiplying()
-            tiles, of_x = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.f32, x_scales_at)
+            of_x = L.dynamic_shared(L.f32, x_scales_at)
             warp, lane = L.warp_id(), L.lane_id()
             above = opaque(ABOVE, k)
             mine = L.i32(GROUP_ROWS * blocks * group + 16 * (warp & 3))  # its first row of W
@@ -166,48 +172,49 @@ def wgmma_int8_f16(bm: int, bn: int, stages: int, blocks: int = 1, raster: int =
             tile, begin, end, row0, col0 = of_stages.part(s)
             while begin < end:
                 acc, p, q = L.zeros(total), L.zeros(count), L.zeros(count)
-                rows_x = L.zeros(bm // 4)
-                last = (L.f32(0), L.f32(0))
+                rows_x, factors = L.zeros(bm // 4), (L.f32(0), L.f32(0))
                 of_stages.take(s, phase)
-                a = weights(words(tiles, L.i32(s * stage + of_w), 0), above)
+                first, second = loaded(L.i32(s * stage + of_w), 0), loaded(L.i32(s * stage + of_w), 1)
                 for step in range(begin, end):
-                    at = L.i32(s * stage + of_w)
+                    here, at, w_at_lane = s, L.i32(s * stage + of_w), L.i32((s * stage >> 2) + scales_at)
                     x_at = L.i32((s * stage >> 2) + 4 * (lane & 3))
+                    held, coming = loaded(at, 2), w_factors(w_at_lane, 0)
                     q = wait(q, 0)
-                    p = product(p, a, s, 0)
-                    b = weights(words(tiles, at + 1 % blocks * (GROUP_ROWS * ROW), 1 // blocks), above)
-                    acc = add(acc, q, rows_x, last, blocks - 1)
-                    q = product(q, b, s, 1)
-                    w_scale = L.i32((s * stage >> 2) + scales_at)
-                    last = w_factors(w_scale, 0)
-                    rows_x = factors_of_x(of_x, x_at)
-                    here = s
+                    p = product(p, weights(first, above), here, 0)
+                    both = add_load(acc, q, rows_x, factors, of_x, x_at, blocks - 1)
+                    acc, rows_x, factors = of_both(both, 0), scales_of_both(both, total), coming
+                    q = product(q, weights(second, above), here, 1)
                     for i in L.unroll(items - 1):
-                        # what is multiplied two items on is made while both products run
-                        if i + 2 < items:
-                            c = words(tiles, at + (i + 2) % blocks * (GROUP_ROWS * ROW), (i + 2) // blocks)
-                        else:
-                            s, phase = of_stages.after(s, phase)
-                            if step + 1 < end:
+                        ahead, coming = held, w_factors(w_at_lane, i + 1)
+                        if i + 3 < items:
+                            ahead = loaded(at, i + 3)
+                        elif step + 1 < end:
+                            if i + 3 == items:
+                                s, phase = of_stages.after(s, phase)
                                 of_stages.take(s, phase)
-                                a = weights(words(tiles, L.i32(s * stage + of_w), 0), above)
+                            ahead = loaded(L.i32(s * stage + of_w), i + 3 - items)
                         if i % 2 == 0:
-                            p = wait(p, 1)
-                            acc = add(acc, p, rows_x, last, i % blocks)
-                            if i + 2 < items:
-                                p = product(p, weights(c, above), here, i + 2)
+                            part = p = wait(p, 1)
                         else:
-                            q = wait(q, 1)
-                            acc = add(acc, q, rows_x, last, i % blocks)
-                            if i + 2 < items:
-                                q = product(q, weights(c, above), here, i + 2)
-                        last = w_factors(w_scale, i + 1)
-                        if (i + 1) % blocks == 0:
-                            rows_x = factors_of_x(of_x, x_at + (i + 1) // blocks * bm)
+                            part = q = wait(q, 1)
+                        if (i + 1) % blocks:
+                            acc = add(acc, part, rows_x, factors, i % blocks)
+                        else:
+                            next_x = x_at + (i + 1) // blocks * bm
+                            both = add_load(acc, part, rows_x, factors, of_x, next_x, i % blocks)
+                            acc, rows_x = of_both(both, 0), scales_of_both(both, total)
+                        if i + 2 < items:
+                            if i % 2 == 0:
+                                p = product(p, weights(held, above), here, i + 2)
+                            else:
+                                q = product(q, weights(held, above), here, i + 2)
+                        first, second = held, ahead
+                        held, factors = ahead, coming
                     q = wait(q, 0)
                     L.cuda.syncwarp()  # all lanes have their scales
                     of_stages.release(here)
-                acc = add(acc, q, rows_x, last, blocks - 1)
+                acc = add(acc, q, rows_x, factors, blocks - 1)
+                s, phase = of_stages.after(s, phase)
                 if end < steps:
                     parts_of.leave(parts, flags, acc, warp)
                 else:
@@ -216,7 +223,7 @@ def wgmma_int8_f16(bm: int, bn: int, stages: int, blocks: int = 1, raster: int =
                         acc = parts_of.add(parts, flags, acc, warp, shares, tile, begin, steps)
                     for b in L.unroll(blocks):
                         col = L.i32(col0 + mine + GROUP_ROWS * b)
-                        store(y, take_block(acc, b), warp, row0, col, m, n, n, n, (L.f32(1), L.f32(1)))
+                        store(y, block(acc, b * count), warp, row0, col, m, n, n, n, (L.f32(1), L.f32(1)))
                 of_stages.take(s, phase)
                 tile, begin, end, row0, col0 = of_stages.part(s)
             of_stages.release(s)

@@ -106,30 +106,16 @@ def scaled_sums(fresh: bool = False) -> L.Op:
 
 
 @functools.cache
-def scales_of_x(bm: int) -> L.Op:
-    """`(p, i)`: x's scales of a thread's columns of a transposed product by bm rows of x, from element i of shared
-    memory on, where a lane's four of each 16 rows lie side by side."""
-    count = bm // 4
-
-    def emit(e: Any, address: Any) -> list[Any]:
-        text = "ld.shared.v4.f32 {{$0, $1, $2, $3}}, [$4 + {at}];"
-        kind = [e.zero().type] * 4
-        return [v for at in range(0, 4 * bm, 64) for v in e.asm(text.format(at=at), kind, [address])]
-
-    def run(p: L.Pointer, i: int) -> tuple[Any, ...]:
-        return tuple(v for at in range(0, bm, 16) for v in current().read(p, i + at, L.f32, 4))
-
-    return L.intrinsic(
-        f"scales_of_x_{bm}", (SHARED,), L.Vec(L.f32, count), ptx=emit, numpy=run, effect="reads", section="9.7.9 ld"
-    )
-
-
-@functools.cache
-def add_scaled(bm: int, blocks: int) -> L.Op:
+def add_scaled(bm: int, blocks: int, loads: bool = False) -> L.Op:
     """`(acc, sums, columns, rows, block) -> acc`: accumulators of `blocks` transposed products of 64 rows of W by bm
-    rows of x with sums·(W's scale · x's scale) added to those of one by a fused multiply-add; `columns` are as
-    `scales_of_x` returns them, `rows` W's scales of the thread's two rows."""
-    count = bm // 2
+    rows of x with sums·(W's scale · x's scale) added to those of one by a fused multiply-add; `columns` are x's scales
+    of a thread's columns, `rows` W's of its two rows.
+
+    With `loads` it takes `(p, i)` too, before the block, and returns accumulators and then other columns: from element
+    i of shared memory on, where a lane's four of each 16 rows lie side by side. Each four take the place of others as
+    soon as those are used.
+    """
+    count, own = bm // 2, bm // 4
 
     def which(i: int) -> tuple[int, int]:
         """Row half and own column of sum i."""
@@ -137,31 +123,42 @@ def add_scaled(bm: int, blocks: int) -> L.Op:
 
     def emit(e: Any, *v: Any, block: int) -> list[Any]:
         out, sums = list(v[: count * blocks]), v[count * blocks : count * (blocks + 1)]
-        columns, rows = v[count * (blocks + 1) : -2], v[-2:]
-        for i in range(count):
-            half, column = which(i)
-            factor = e.f32("mul.rn.f32 $0, $1, $2;", columns[column], rows[half])
-            at = count * block + i
-            out[at] = e.f32("fma.rn.f32 $0, $1, $2, $3;", sums[i], factor, out[at])
-        return out
+        columns, rows = v[count * (blocks + 1) : count * (blocks + 1) + own], v[count * (blocks + 1) + own :]
+        after = []
+        for first in range(0, count, 8):
+            factors = [
+                e.f32("mul.rn.f32 $0, $1, $2;", columns[c], rows[h]) for h, c in map(which, range(first, first + 8))
+            ]
+            if loads:
+                text = f"ld.shared.v4.f32 {{$0, $1, $2, $3}}, [$4 + {8 * first}];"
+                after += e.asm(text, [e.zero().type] * 4, [rows[2]])
+            for i, factor in enumerate(factors, first):
+                at = count * block + i
+                out[at] = e.f32("fma.rn.f32 $0, $1, $2, $3;", sums[i], factor, out[at])
+        return out + after
 
-    def run(acc: Any, sums: Any, columns: Any, rows: Any, block: int) -> tuple[Any, ...]:
+    def run(acc: Any, sums: Any, columns: Any, rows: Any, *rest: Any) -> tuple[Any, ...]:
+        *source, block = rest
         out, here = list(acc), slice(count * block, count * (block + 1))
-        halves, own = np.array([which(i) for i in range(count)]).T
+        halves, of = np.array([which(i) for i in range(count)]).T
         with np.errstate(all="ignore"):
-            factor = np.array(columns, np.float32)[own] * np.array(rows, np.float32)[halves]
+            factor = np.array(columns, np.float32)[of] * np.array(rows, np.float32)[halves]
             out[here] = fused(np.array(sums, np.float32), factor, np.array(out[here], np.float32))
-        return tuple(out)
+        if not loads:
+            return tuple(out)
+        p, i = source
+        return (*out, *(v for at in range(0, bm, 16) for v in current().read(p, i + at, L.f32, 4)))
 
-    vec = L.Vec(L.f32, count * blocks)
+    acc = L.Vec(L.f32, count * blocks)
+    operands = (acc, L.Vec(L.f32, count), L.Vec(L.f32, own), L.Vec(L.f32, 2), *((SHARED,) if loads else ()))
     return L.intrinsic(
-        f"add_scaled_{bm}_{blocks}",
-        (vec, L.Vec(L.f32, count), L.Vec(L.f32, bm // 4), L.Vec(L.f32, 2), L.Const("block")),
-        vec,
+        f"add_scaled_{bm}_{blocks}{'_loads' * loads}",
+        (*operands, L.Const("block")),
+        L.Vec(L.f32, count * blocks + own * loads),
         ptx=emit,
         numpy=run,
         effect="synchronises",  # as `scaled_sums`
-        section="9.7.3 fma",
+        section="9.7.3 fma, 9.7.9 ld",
     )
 
 
@@ -180,15 +177,15 @@ def joined(count: int) -> L.Op:
 
 
 @functools.cache
-def block_of(count: int, blocks: int) -> L.Op:
-    """`(acc, block)`: the `count` accumulators of one of `blocks` products."""
+def some_of(count: int, of: int) -> L.Op:
+    """`(values, first)`: `count` of `of` values, from number `first` on."""
 
-    def emit(e: Any, *v: Any, block: int) -> Any:
-        return v[count * block : count * (block + 1)]
+    def emit(e: Any, *v: Any, first: int) -> Any:
+        return v[first : first + count]
 
-    def run(acc: Any, block: int) -> tuple[Any, ...]:
-        return tuple(acc[count * block : count * (block + 1)])
+    def run(values: Any, first: int) -> tuple[Any, ...]:
+        return tuple(values[first : first + count])
 
-    operands = (L.Vec(L.f32, count * blocks), L.Const("block"))
-    name = f"block_of_{count}_{blocks}"
+    operands = (L.Vec(L.f32, of), L.Const("first"))
+    name = f"some_of_{count}_{of}"
     return L.intrinsic(name, operands, L.Vec(L.f32, count), ptx=emit, numpy=run, section="9.7.9 mov")

@@ -23,13 +23,13 @@ def turn_bytes(bn: int) -> int:
 
 @functools.cache
 def bring_halves(ring: Ring, bm: int, stage: int):
-    """A device function `(s, x, row0, step)` of the loading thread: 128 of K of bm rows of x, two tiles of a stage of
-    `stage` bytes, from its start."""
+    """A device function `(s, x, row0, step, boxes)` of the loading thread: 128 of K of bm rows of x, two tiles of a
+    stage of `stage` bytes, from its start."""
 
     @L.device
-    def run(s, x, row0, step):
+    def run(s, x, row0, step, boxes):
         for half in L.unroll(HALVES):
-            ring.rows(s * stage + half * (bm * ROW), x, row0, step * ROW + half * (ROW // 2), s)
+            ring.rows(s * stage + half * (bm * ROW), x, row0, step * ROW + half * (ROW // 2), s, boxes)
 
     return run
 
@@ -130,8 +130,8 @@ def transposed_storer(
             factors = of_rows(alphas, row + SIDE * c, m)
             for j in L.unroll(4):
                 at, alpha = 8 * c + 2 * j, alphas[j & 1]
-                first, second = 2 * (j >> 1), 2 * (j >> 1) + 1
-                pair = L.bf16x2(scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, second))
+                first, boxes = 2 * (j >> 1), 2 * (j >> 1) + 1
+                pair = L.bf16x2(scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, boxes))
                 words = words + (pair,)
             store(y, words, to, of, c, row, mine, column, m, n, pitch, odd)
 
@@ -146,8 +146,8 @@ def transposed_storer(
         return pairs
 
     @L.device
-    def added(first, second, pair):
-        return L.add_rn(first, L.bf16_lo(pair)), L.add_rn(second, L.bf16_hi(pair))
+    def added(first, boxes, pair):
+        return L.add_rn(first, L.bf16_lo(pair)), L.add_rn(boxes, L.bf16_hi(pair))
 
     @L.device
     def run_adding(y, acc, warp, row, col, m, n, pitch, odd, alphas, addends):
@@ -168,8 +168,8 @@ def transposed_storer(
             factors = of_rows(alphas, row + SIDE * c, m)
             for j in L.unroll(4):
                 at, alpha = 8 * c + 2 * j, alphas[j & 1]
-                first, second = 2 * (j >> 1), 2 * (j >> 1) + 1
-                p, q = scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, second)
+                first, boxes = 2 * (j >> 1), 2 * (j >> 1) + 1
+                p, q = scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, boxes)
                 p, q = added(p, q, a[j])
                 p, q = added(p, q, b[j])
                 words = words + (L.bf16x2(p, q),)
