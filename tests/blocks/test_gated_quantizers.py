@@ -17,7 +17,6 @@ from atlas_lab.kernels.activation.product import THREADS, gated_product
 from atlas_lab.kernels.activation.quantized import (
     gated_fp8_groups,
     gated_int8_groups,
-    gated_int8_lanes,
     gated_nvfp4,
     gated_nvfp4_blocks,
     gated_nvfp4_lanes,
@@ -25,7 +24,6 @@ from atlas_lab.kernels.activation.quantized import (
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.lang.compile import check_kernel, compiler_missing
 from atlas_lab.kernels.quantize import fp8_groups, int8, lanes_order, nvfp4, nvfp4_blocks
-from atlas_lab.kernels.quantize.int8_lanes import quantize_int8_lanes
 from atlas_lab.kernels.quantize.nvfp4_lanes import quantize_nvfp4_lanes
 from atlas_lab.runtime.device import open_device
 
@@ -66,11 +64,11 @@ def _blocks() -> Way:
     return Way(second, gated_nvfp4_blocks, grid, threads, (OUT, FLAGS), (WORDS,))
 
 
-def _groups(kernel: Kernel, fused: Callable[..., Kernel], codes: str, group: int, pitch: int = M) -> Way:
-    """Of rows of codes, 128 of K in a block of 256 threads; scales of a group of K lie `pitch` apart."""
-    outs = Tensor(codes, (M, K), "codes"), Tensor("f32", (-(-K // group), pitch), "scales"), FLAGS
+def _groups(kernel: Kernel, fused: Callable[..., Kernel], codes: str, group: int) -> Way:
+    """Of rows of codes of a byte, 128 of K in a block of 256 threads."""
+    outs = Tensor(codes, (M, K), "codes"), Tensor("f32", (-(-K // group), M), "scales"), FLAGS
     grid = (1, -(-K // 128))
-    return Way(Launch(kernel, grid, 256, (H, *outs, M, K, pitch, WORDS)), fused, grid, 256, outs, (pitch, WORDS), (M,))
+    return Way(Launch(kernel, grid, 256, (H, *outs, M, K, M, WORDS)), fused, grid, 256, outs, (M, WORDS), (M,))
 
 
 WAYS = {
@@ -79,7 +77,6 @@ WAYS = {
     "blocks": _blocks(),
     "fp8": _groups(fp8_groups.quantize_fp8_groups, gated_fp8_groups, "e4m3", fp8_groups.GROUP),
     "int8": _groups(int8.quantize_int8_groups, gated_int8_groups, "i8", int8.GROUP),
-    "int8 lanes": _groups(quantize_int8_lanes, gated_int8_lanes, "f16", int8.GROUP, 16),
 }
 EACH = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 

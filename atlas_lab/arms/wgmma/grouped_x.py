@@ -39,9 +39,9 @@ def codes_of(given: Operand, m: int, k: int) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def holding(c: Call, dtype: str, group: int, pitch: int = PITCH) -> dict[str, Tensor]:
-    """Scratch for codes `[m, k]` and scales F32 `[ceil(k/group), m]`, m rounded up to a multiple of `pitch`."""
-    scales = Tensor("f32", (-(-c.k // group), round_up(c.m, pitch)))
+def holding(c: Call, dtype: str, group: int) -> dict[str, Tensor]:
+    """Scratch for codes `[m, k]` and scales F32 `[ceil(k/group), m]`, m rounded up to PITCH."""
+    scales = Tensor("f32", (-(-c.k // group), round_up(c.m, PITCH)))
     return {"x.codes": Tensor(dtype, (c.m, c.k)), "x.scales": scales}
 
 

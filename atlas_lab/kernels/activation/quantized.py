@@ -6,7 +6,6 @@ from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.activation.gated import gated_of
 from atlas_lab.kernels.lang import cuda
 from atlas_lab.kernels.quantize import fp8_groups, int8, lanes_order, nvfp4
-from atlas_lab.kernels.quantize.int8_lanes import int8_lanes_quantizer
 from atlas_lab.kernels.quantize.nvfp4 import EACH, store_quantized
 from atlas_lab.kernels.quantize.nvfp4_blocks import blocks_quantizer
 from atlas_lab.kernels.quantize.nvfp4_lanes import lanes_quantizer, plain
@@ -233,35 +232,6 @@ def gated_int8_groups(clamp: bool = False):
         g: L.In[L.bf16],
         u: L.In[L.bf16],
         codes: L.Out[L.i8],
-        scales: L.Out[L.f32],
-        flags: L.Out[L.u32],
-        m: L.i32,
-        k: L.i32,
-        g_row: L.i32,
-        u_row: L.i32,
-        kind: L.i32,
-        pitch: L.i32,
-        words: L.i32,
-    ):
-        quantize(begun(g, u, g_row, u_row, kind), codes, scales, flags, m, k, pitch, words)
-
-    return kernel
-
-
-@L.family
-def gated_int8_lanes(clamp: bool = False):
-    """What `quantize_int8_lanes` writes, bit for bit, of what `gated_product(clamp=clamp)` writes of g and u, as in
-    `gated_nvfp4_lanes`; k a multiple of 32, blocks as there.
-
-    A dependent launch may start at once.
-    """
-    quantize = int8_lanes_quantizer(gated_pair(clamp))
-
-    @L.kernel(launch_bounds=(int8.ROWS * int8.LANES, 4))
-    def kernel(
-        g: L.In[L.bf16],
-        u: L.In[L.bf16],
-        codes: L.Out[L.f16],
         scales: L.Out[L.f32],
         flags: L.Out[L.u32],
         m: L.i32,

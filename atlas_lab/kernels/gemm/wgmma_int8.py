@@ -2,8 +2,8 @@
 brought by TMA.
 
 A product is 32 of K and has scales of its own, so that each sum of integers is made a float, scaled and added by a
-thread: three instructions for 32 multiply-adds, which take longer than the product. Two sets of sums: one is scaled
-while the other is made. For few rows of x, which wait for W.
+thread: three instructions for 32 multiply-adds, which take longer than the product. Two sets of sums: one is
+scaled while the other is made.
 """
 
 from atlas_lab.kernels import lang as L
@@ -13,6 +13,7 @@ from atlas_lab.kernels.gemm.wgmma_int8_scale import (
     GROUP,
     GROUPS,
     HELD,
+    block_of,
     column_scales,
     joined,
     scaled_sums,
@@ -27,27 +28,32 @@ BESIDE = 4 * GROUPS  # bytes of a stage's scales for each row of x and of W
 
 
 @L.family
-def wgmma_int8(bn: int, stages: int, sub: bool = False, raster: int = 16):
-    """x I8 `[m, k]` and W I8 `[n, k]` as maps of boxes `[64, 128]` and `[bn, 128]` swizzled by 128 bytes; scales of x
-    F32 `[k/32, m]` as a map of boxes `[4, 64]`, of W F32 `[n, k/32]` as one of boxes `[bn, 4]`; y BF16 `[m, n]`
+def wgmma_int8(bm: int, bn: int, stages: int, sub: bool = False, raster: int = 16):
+    """x I8 `[m, k]` and W I8 `[n, k]` as maps of boxes `[bm, 128]` and `[bn, 128]` swizzled by 128 bytes; scales of x
+    F32 `[k/32, m]` as a map of boxes `[4, bm]`, of W F32 `[n, k/32]` as one of boxes `[bn, 4]`; y BF16 `[m, n]`
     row-major; any m and n, k a multiple of 128.
 
-    Tiles of 64 x bn outputs, of which a warpgroup has 64 columns; bn is a multiple of 64. Sums over 32 of K are exact;
-    each, times the product of both scales, is added in FP32 in ascending K; with `sub` to a sum of its own 128 of K,
-    which then joins the sum of all.
+    Each warpgroup has 64 columns and all rows of a tile, so that W's scales, which every lane loads, serve them all:
+    bm and bn are multiples of 64. Sums over 32 of K are exact; each, times the product of both scales, is added in FP32
+    in ascending K; with `sub` to a sum of its own 128 of K, which then joins the sum of all. Raises ValueError for
+    `sub` in tiles of more than 64 rows, whose sums registers do not hold.
     """
-    consumers = bn // COLUMNS
-    w_at = GROUP_BYTES
-    scales_at = w_at + bn * ROW
-    stage = (GROUP_ROWS + bn) * (ROW + BESIDE)
+    if sub and bm != GROUP_ROWS:
+        raise ValueError(f"wgmma_int8: found {bm} rows of x with sums of their own for a stage, expected {GROUP_ROWS}")
+    blocks, consumers = bm // GROUP_ROWS, bn // COLUMNS
+    items, total = GROUPS * blocks, COUNT * blocks
+    w_at = bm * ROW
+    scales_at = (bm + bn) * ROW
+    stage = (bm + bn) * (ROW + BESIDE)
     out_at = stages * stage
     bars_at = out_at + 4 * consumers * WARP_BYTES
-    of_stages = ring(stages, stage, bars_at, GROUP_ROWS, 1, consumers)
-    of_tiles = walk(GROUP_ROWS, bn, raster, 1)
+    of_stages = ring(stages, stage, bars_at, bm, 1, consumers)
+    of_tiles = walk(bm, bn, raster, 1)
     multiply, wait = L.wgmma(L.i8, COLUMNS), L.wgmma_wait(COUNT, L.i32)
-    add, begin, join = scaled_sums(), scaled_sums(fresh=True), joined(COUNT)
+    add, begin, join = scaled_sums(blocks), scaled_sums(1, fresh=True), joined(COUNT)
+    take_block = block_of(blocks)
     store = row_storer(COLUMNS, out_at)
-    parts_of = meeting(warps_of(bn), COUNT, 1)
+    parts_of = meeting(warps_of(bn), total, 1)
     loading, multiplying = roles(bn)
 
     @L.device
@@ -55,7 +61,7 @@ def wgmma_int8(bn: int, stages: int, sub: bool = False, raster: int = 16):
         w, w_scales = maps
         tiles, full = L.dynamic_shared(L.u8, 0), of_stages.full()
         L.tma_load_2d(tiles, s * stage + w_at, w, (col0, step * BK), full, s)
-        L.tma_load_2d(tiles, s * stage + scales_at + GROUP_ROWS * BESIDE, w_scales, (col0, step * GROUPS), full, s)
+        L.tma_load_2d(tiles, s * stage + scales_at + bm * BESIDE, w_scales, (col0, step * GROUPS), full, s)
 
     @L.device
     def bring_x(s, maps, row0, step, boxes):
@@ -67,11 +73,12 @@ def wgmma_int8(bn: int, stages: int, sub: bool = False, raster: int = 16):
     load = loader(of_stages, of_tiles, BK, stages, bring_w, bring_x)
 
     @L.device
-    def product(sums, operands, g):
-        """Begins that of group g of a stage."""
+    def product(sums, operands, g, r):
+        """Begins that of group g of a stage and block r of rows."""
         a, b = operands
         L.wgmma_fence()
-        sums = multiply(sums, L.descriptor_advance(a, GROUP * g), L.descriptor_advance(b, GROUP * g), 0)
+        a = L.descriptor_advance(a, GROUP * g + GROUP_BYTES * r)
+        sums = multiply(sums, a, L.descriptor_advance(b, GROUP * g), 0)
         L.wgmma_commit()
         return sums
 
@@ -82,39 +89,64 @@ def wgmma_int8(bn: int, stages: int, sub: bool = False, raster: int = 16):
         return a, L.matrix_descriptor(tiles, s * stage + w_at + group * (COLUMNS * ROW), 128, 16, 1024)
 
     @L.device
-    def row_scales(at, g):
-        """x's scales of a thread's two rows."""
+    def row_scales(at, g, r):
+        """x's scales of a thread's two rows of a block."""
         scales = L.dynamic_shared(L.f32, scales_at)
-        at = at + g * GROUP_ROWS
+        at = at + g * bm + r * GROUP_ROWS
         return L.lds_f32(scales, at), L.lds_f32(scales, at + 8)
 
     @L.device
-    def add_stage(acc, s, group, mine, own):
-        """The accumulators with a stage added to them, with `sub` by a sum of its own."""
+    def by_group(acc, s, group, mine, own):
+        """The accumulators with a stage added to them: a group of K in all blocks of rows, then the next."""
         operands, scales = operands_of(s, group), L.dynamic_shared(L.f32, scales_at)
         at = L.i32(s * (stage // 4))
         p, q = L.zeros_i32(COUNT), L.zeros_i32(COUNT)
-        part = L.zeros(COUNT) if sub else acc
-        p = product(p, operands, 0)
-        q = product(q, operands, 1)
+        p = product(p, operands, 0, 0)
+        q = product(q, operands, 1 // blocks, 1 % blocks)
         columns = column_scales(scales, at + own)
-        for g in L.unroll(GROUPS):
-            if g == HELD:
-                columns = column_scales(scales, at + own + g)
-            rows = row_scales(at + mine, g)
-            if g % 2 == 0:
+        for i in L.unroll(items):
+            if i % (HELD * blocks) == 0 and i > 0:
+                columns = column_scales(scales, at + own + i // blocks)
+            rows = row_scales(at + mine, i // blocks, i % blocks)
+            if i % 2 == 0:
                 p = wait(p, 1)
-                part = (
-                    begin(part, p, rows, columns, g % HELD) if sub and g == 0 else add(part, p, rows, columns, g % HELD)
-                )
-                if g + 2 < GROUPS:
-                    p = product(p, operands, g + 2)
+                acc = add(acc, p, rows, columns, i % blocks, i // blocks % HELD)
+                if i + 2 < items:
+                    p = product(p, operands, (i + 2) // blocks, (i + 2) % blocks)
             else:
-                q = wait(q, 1 if g + 1 < GROUPS else 0)
-                part = add(part, q, rows, columns, g % HELD)
-                if g + 2 < GROUPS:
-                    q = product(q, operands, g + 2)
-        return join(acc, part) if sub else part
+                q = wait(q, 1 if i + 1 < items else 0)
+                acc = add(acc, q, rows, columns, i % blocks, i // blocks % HELD)
+                if i + 2 < items:
+                    q = product(q, operands, (i + 2) // blocks, (i + 2) % blocks)
+        return acc
+
+    @L.device
+    def in_parts(acc, s, group, mine, own):
+        """The same for one block of rows, with the stage's sum."""
+        operands, scales = operands_of(s, group), L.dynamic_shared(L.f32, scales_at)
+        at = L.i32(s * (stage // 4))
+        p, q, part = L.zeros_i32(COUNT), L.zeros_i32(COUNT), L.zeros(COUNT)
+        p = product(p, operands, 0, 0)
+        q = product(q, operands, 1, 0)
+        columns = column_scales(scales, at + own)
+        rows = row_scales(at + mine, 0, 0)
+        p = wait(p, 1)
+        part = begin(part, p, rows, columns, 0, 0)
+        p = product(p, operands, 2, 0)
+        rows = row_scales(at + mine, 1, 0)
+        q = wait(q, 1)
+        part = add(part, q, rows, columns, 0, 1)
+        q = product(q, operands, 3, 0)
+        columns = column_scales(scales, at + own + HELD)
+        rows = row_scales(at + mine, 2, 0)
+        p = wait(p, 1)
+        part = add(part, p, rows, columns, 0, 0)
+        rows = row_scales(at + mine, 3, 0)
+        q = wait(q, 0)
+        part = add(part, q, rows, columns, 0, 1)
+        return join(acc, part)
+
+    add_stage = in_parts if sub else by_group
 
     @L.kernel(launch_bounds=(threads_of(bn), 1))
     def kernel(
@@ -141,15 +173,13 @@ def wgmma_int8(bn: int, stages: int, sub: bool = False, raster: int = 16):
             warp = L.i32(L.warp_id())
             lane = L.i32(L.lane_id())
             mine = L.i32(16 * (warp & 3) + (lane >> 2))  # its first row of 64, and 8 further
-            own = L.i32(
-                GROUP_ROWS * GROUPS + (COLUMNS * group + 2 * (lane & 3)) * GROUPS
-            )  # W's scales of its first column
+            own = L.i32(bm * GROUPS + (COLUMNS * group + 2 * (lane & 3)) * GROUPS)  # W's scales of its first column
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32((k + BK - 1) // BK)
             of_stages.take(s, phase)
             tile, begin, end, row0, col0 = of_stages.part(s)
             while begin < end:
-                acc = L.zeros(COUNT)
+                acc = L.zeros(total)
                 for _ in range(begin, end):
                     of_stages.take(s, phase)
                     acc = add_stage(acc, s, group, mine, own)
@@ -164,7 +194,8 @@ def wgmma_int8(bn: int, stages: int, sub: bool = False, raster: int = 16):
                     if begin > 0:
                         shares = of_tiles.shares(m, n, steps, cut)
                         acc = parts_of.add(parts, flags, acc, warp, shares, tile, begin, steps)
-                    store(y, acc, warp, row, col, m, n, n, n)
+                    for r in L.unroll(blocks):
+                        store(y, take_block(acc, r), warp, L.i32(row + GROUP_ROWS * r), col, m, n, n, n)
                 of_stages.take(s, phase)
                 tile, begin, end, row0, col0 = of_stages.part(s)
             of_stages.release(s)

@@ -1,8 +1,7 @@
 """What a GEMM of int8 does with the sums of 32 of K: it makes them float32 and adds them, times their scales.
 
 Sums are those of 64x64 outputs of a warpgroup, 32 of a thread, 4·j + 2·h + e for row g + 8·h and column 8·j + 2·t + e
-of its warp's 16 x 64, as integers; of a transposed product of integers in F16 they are floats. They are below 2**19 in
-magnitude: float32 holds them.
+of its warp's 16 x 64. They are below 2**19 in magnitude: float32 holds them.
 """
 
 from __future__ import annotations
@@ -66,99 +65,46 @@ def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def scaled_sums(fresh: bool = False) -> L.Op:
-    """`(acc, sums, rows, columns, group) -> acc`: accumulators of 64 rows with sums·(row scale · column scale) added by
-    a fused multiply-add; `fresh`: put in their place instead. `columns` are as `column_scales` returns them, `group`
-    which of those held."""
+def scaled_sums(blocks: int, fresh: bool = False) -> L.Op:
+    """`(acc, sums, rows, columns, block, group) -> acc`: accumulators of `blocks` times 64 rows with sums·(row scale ·
+    column scale) added to those of one block by a fused multiply-add; `fresh`: put in their place instead. `columns`
+    are as `column_scales` returns them, `group` which of those held."""
+    total = COUNT * blocks
 
-    def emit(e: Any, *v: Any, group: int) -> list[Any]:
-        acc, sums, rows, columns = v[:COUNT], v[COUNT : 2 * COUNT], v[2 * COUNT : 2 * COUNT + 2], v[2 * COUNT + 2 :]
-        out = []
+    def emit(e: Any, *v: Any, block: int, group: int) -> list[Any]:
+        out, sums = list(v[:total]), v[total : total + COUNT]
+        rows, columns = v[total + COUNT : total + COUNT + 2], v[total + COUNT + 2 :]
         for i in range(COUNT):
             half, column = _of(i)
             factor = e.f32("mul.rn.f32 $0, $1, $2;", rows[half], columns[OWN * group + column])
-            value = e.asm("cvt.rn.f32.s32 $0, $1;", [acc[i].type], [sums[i]])[0]
+            value = e.asm("cvt.rn.f32.s32 $0, $1;", [out[0].type], [sums[i]])[0]
+            at = COUNT * block + i
             if fresh:
-                out.append(e.f32("mul.rn.f32 $0, $1, $2;", value, factor))
+                out[at] = e.f32("mul.rn.f32 $0, $1, $2;", value, factor)
             else:
-                out.append(e.f32("fma.rn.f32 $0, $1, $2, $3;", value, factor, acc[i]))
+                out[at] = e.f32("fma.rn.f32 $0, $1, $2, $3;", value, factor, out[at])
         return out
 
-    def run(acc: Any, sums: Any, rows: Any, columns: Any, group: int) -> tuple[Any, ...]:
+    def run(acc: Any, sums: Any, rows: Any, columns: Any, block: int, group: int) -> tuple[Any, ...]:
+        out, here = list(acc), slice(COUNT * block, COUNT * (block + 1))
         row, column = np.array(rows, np.float32), np.array(columns[OWN * group : OWN * (group + 1)], np.float32)
         with np.errstate(all="ignore"):
             factor = row[_HALVES] * column[_COLUMNS]
             value = np.array(sums, np.int32).astype(np.float32)
-            return tuple(value * factor if fresh else fused(value, factor, np.array(acc, np.float32)))
+            out[here] = value * factor if fresh else fused(value, factor, np.array(out[here], np.float32))
+        return tuple(out)
 
-    vec = L.Vec(L.f32, COUNT)
+    vec = L.Vec(L.f32, total)
     # ordered: an addition that is moved past the next product into the same registers was seen compiled to take that
     # product's sums (ptxas 13.5), its own product dropped
     return L.intrinsic(
-        f"scaled_sums{'_fresh' * fresh}",
-        (vec, L.Vec(L.i32, COUNT), L.Vec(L.f32, 2), L.Vec(L.f32, HELD * OWN), L.Const("group")),
+        f"scaled_sums_{blocks}{'_fresh' * fresh}",
+        (vec, L.Vec(L.i32, COUNT), L.Vec(L.f32, 2), L.Vec(L.f32, HELD * OWN), L.Const("block"), L.Const("group")),
         vec,
         ptx=emit,
         numpy=run,
         effect="synchronises",
         section="9.7.3 fma, 9.7.9 cvt",
-    )
-
-
-@functools.cache
-def add_scaled(bm: int, blocks: int, loads: bool = False) -> L.Op:
-    """`(acc, sums, columns, rows, block) -> acc`: accumulators of `blocks` transposed products of 64 rows of W by bm
-    rows of x with sums·(W's scale · x's scale) added to those of one by a fused multiply-add; `columns` are x's scales
-    of a thread's columns, `rows` W's of its two rows.
-
-    With `loads` it takes `(p, i)` too, before the block, and returns accumulators and then other columns: from element
-    i of shared memory on, where a lane's four of each 16 rows lie side by side. Each four take the place of others as
-    soon as those are used.
-    """
-    count, own = bm // 2, bm // 4
-
-    def which(i: int) -> tuple[int, int]:
-        """Row half and own column of sum i."""
-        return i >> 1 & 1, i >> 3 << 2 | i >> 1 & 2 | i & 1
-
-    def emit(e: Any, *v: Any, block: int) -> list[Any]:
-        out, sums = list(v[: count * blocks]), v[count * blocks : count * (blocks + 1)]
-        columns, rows = v[count * (blocks + 1) : count * (blocks + 1) + own], v[count * (blocks + 1) + own :]
-        after = []
-        for first in range(0, count, 8):
-            factors = [
-                e.f32("mul.rn.f32 $0, $1, $2;", columns[c], rows[h]) for h, c in map(which, range(first, first + 8))
-            ]
-            if loads:
-                text = f"ld.shared.v4.f32 {{$0, $1, $2, $3}}, [$4 + {8 * first}];"
-                after += e.asm(text, [e.zero().type] * 4, [rows[2]])
-            for i, factor in enumerate(factors, first):
-                at = count * block + i
-                out[at] = e.f32("fma.rn.f32 $0, $1, $2, $3;", sums[i], factor, out[at])
-        return out + after
-
-    def run(acc: Any, sums: Any, columns: Any, rows: Any, *rest: Any) -> tuple[Any, ...]:
-        *source, block = rest
-        out, here = list(acc), slice(count * block, count * (block + 1))
-        halves, of = np.array([which(i) for i in range(count)]).T
-        with np.errstate(all="ignore"):
-            factor = np.array(columns, np.float32)[of] * np.array(rows, np.float32)[halves]
-            out[here] = fused(np.array(sums, np.float32), factor, np.array(out[here], np.float32))
-        if not loads:
-            return tuple(out)
-        p, i = source
-        return (*out, *(v for at in range(0, bm, 16) for v in current().read(p, i + at, L.f32, 4)))
-
-    acc = L.Vec(L.f32, count * blocks)
-    operands = (acc, L.Vec(L.f32, count), L.Vec(L.f32, own), L.Vec(L.f32, 2), *((SHARED,) if loads else ()))
-    return L.intrinsic(
-        f"add_scaled_{bm}_{blocks}{'_loads' * loads}",
-        (*operands, L.Const("block")),
-        L.Vec(L.f32, count * blocks + own * loads),
-        ptx=emit,
-        numpy=run,
-        effect="synchronises",  # as `scaled_sums`
-        section="9.7.3 fma, 9.7.9 ld",
     )
 
 
@@ -177,15 +123,14 @@ def joined(count: int) -> L.Op:
 
 
 @functools.cache
-def some_of(count: int, of: int) -> L.Op:
-    """`(values, first)`: `count` of `of` values, from number `first` on."""
+def block_of(blocks: int) -> L.Op:
+    """`(acc, block)`: the accumulators of one of `blocks` times 64 rows."""
 
-    def emit(e: Any, *v: Any, first: int) -> Any:
-        return v[first : first + count]
+    def emit(e: Any, *v: Any, block: int) -> Any:
+        return v[COUNT * block : COUNT * (block + 1)]
 
-    def run(values: Any, first: int) -> tuple[Any, ...]:
-        return tuple(values[first : first + count])
+    def run(acc: Any, block: int) -> tuple[Any, ...]:
+        return tuple(acc[COUNT * block : COUNT * (block + 1)])
 
-    operands = (L.Vec(L.f32, of), L.Const("first"))
-    name = f"some_of_{count}_{of}"
-    return L.intrinsic(name, operands, L.Vec(L.f32, count), ptx=emit, numpy=run, section="9.7.9 mov")
+    operands = (L.Vec(L.f32, COUNT * blocks), L.Const("block"))
+    return L.intrinsic(f"block_of_{blocks}", operands, L.Vec(L.f32, COUNT), ptx=emit, numpy=run, section="9.7.9 mov")

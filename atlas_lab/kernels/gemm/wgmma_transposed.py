@@ -35,24 +35,19 @@ def bring_halves(ring: Ring, bm: int, stage: int):
 
 
 @functools.cache
-def transposed_storer(
-    bm: int, out_at: int, lift: float = LIFT, by_row: bool = False, adds: bool = False, paired: bool = False
-):
+def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = False, adds: bool = False):
     """A device function `(y, acc, warp, row, col, m, n, pitch, odd, alphas)`: y of n columns, its rows `pitch` elements
     apart; `warp` the number among those that consume, `row` and `col` the first of its bm x 16 outputs, which are the
     sums times `lift`, then the alpha of the lane's column of y, that of g or of g + 8; `by_row`: times `lift` and the
-    scale of y's row, first, from F32 `[m]`, alphas[2], which a launch before may write; `paired`: rows g and g + 8 of
-    the product are columns 2g and 2g + 1 of y. `odd` is a multiple of 8 where y's address, n and pitch are multiples of
-    8 elements. Its memory lies from byte `out_at`, TURN_BYTES a warp. Raises ValueError for a bm that is no multiple of
-    16, memory not so aligned, and `paired` with `adds`.
+    scale of y's row, first, from F32 `[m]`, alphas[2], which a launch before may write. `odd` is a multiple of 8 where
+    y's address, n and pitch are multiples of 8 elements. Its memory lies from byte `out_at`, TURN_BYTES a warp. Raises
+    ValueError for a bm that is no multiple of 16 and memory not so aligned.
 
     With `adds` it takes `addends` too, last: `(before, last, both)`, BF16 `[m, n]`, of which `before`, where there are
     `both`, then `last` are added to what is stored.
     """
     if bm % SIDE:
         raise ValueError(f"transposed_storer: found {bm} rows of x, expected a multiple of {SIDE}")
-    if paired and adds:
-        raise ValueError("transposed_storer: found addends of paired rows, expected rows in order")
     if out_at % SIDE:
         raise ValueError(f"transposed_storer: found memory from byte {out_at}, expected a multiple of {SIDE}")
 
@@ -80,19 +75,6 @@ def transposed_storer(
         return L.mul_rn(value, alpha)
 
     @L.device
-    def own_columns(out, of):
-        """A lane's 8 columns, of which `of` is the byte in the order of the product's rows."""
-        if not paired:
-            return L.lds_v4_b32(out, of)
-        half = L.lane_id() & 1
-        first = (of ^ (half << 4)) + 8 * half
-        a, b = L.lds_v2_b32(out, first), L.lds_v2_b32(out, first ^ 16)
-        pairs = ()
-        for j in L.unroll(2):
-            pairs = pairs + (L.prmt(a[j], b[j], 0x5410), L.prmt(a[j], b[j], 0x7632))
-        return pairs
-
-    @L.device
     def places(warp):
         """Where a lane gives a row of what its warp turns, and where it takes 8 columns of one."""
         lane = L.lane_id()
@@ -109,7 +91,7 @@ def transposed_storer(
         out = L.dynamic_shared(L.u8, out_at)
         L.stmatrix_x4_trans(out, to, words)
         L.cuda.syncwarp()
-        v = own_columns(out, of)
+        v = L.lds_v4_b32(out, of)
         L.cuda.syncwarp()
         here = row + SIDE * c + mine
         if here < m and column < n:

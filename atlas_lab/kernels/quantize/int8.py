@@ -13,24 +13,14 @@ ROWS = 16  # of x in a block
 
 
 @L.device
-def code(value, by):
-    """value / by to nearest even, within ±127."""
-    return min(max(L.f32_i32(L.div_rn(value, by)), L.i32(-127)), L.i32(127))
-
-
-@L.device
-def divisor(d):
-    """What values under scale d are divided by: 1 for 0."""
-    return d if d > L.f32(0) else L.f32(1)
-
-
-@L.device
 def _packed(w, d):
     """Codes of four values under scale d, the first in the low bits; 0 where d is 0."""
-    by = divisor(d)
+    by = d if d > L.f32(0) else L.f32(1)
     packed = L.u32(0)
     for e in L.unroll(4):
-        packed = L.u32(packed | (L.u32(code(w[e], by)) & 0xFF) << (8 * e))
+        code = L.f32_i32(L.div_rn(w[e], by))
+        code = min(max(code, L.i32(-127)), L.i32(127))
+        packed = L.u32(packed | (L.u32(code) & 0xFF) << (8 * e))
     return packed if d > L.f32(0) else L.u32(0)
 
 
