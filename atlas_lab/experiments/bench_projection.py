@@ -34,7 +34,7 @@ from atlas_lab.kernels.lang import cache
 from atlas_lab.runtime import probe, timing
 from atlas_lab.runtime.device import Device
 
-JUDGED = 1024  # most rows of an output that are compared with float64; of all, bits are compared after the timed loop
+JUDGED = 256  # most rows of an output that are compared with float64; of all, bits are compared after the timed loop
 OURS, WHOLE, READ, PEER = "ours", "whole", "read", "peer"
 AHEAD = f"{READ} ahead"  # reads in dependent launches
 
