@@ -13,8 +13,8 @@ def impatient(of_ring: Callable[..., Ring]) -> Callable[..., Ring]:
 
     def made(*args, **kwargs):
         @L.device
-        def fill(s, phase, boxes):
-            L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, args[2]), s, args[1])
+        def fill(s, phase, less):
+            L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, args[2]), s, L.u32(args[1] - less))
 
         return of_ring(*args, **kwargs)._replace(fill=fill)
 

@@ -158,15 +158,7 @@ def test_x_that_is_loaded_before_it_was_quantized_is_reported(monkeypatch) -> No
     of_loader = fp8.loader
 
     def early(ring, walk, per_row, stages, bring_w, bring_x):
-        @L.device
-        def first(s, x, row0, step):
-            bring_x(s, x, row0, step, L.i32(17))
-
-        @L.device
-        def then(s, w, col0, step, boxes):
-            bring_w(s, w, col0, step)
-
-        run = of_loader(ring, walk, per_row, stages, first, then)
+        run = of_loader(ring, walk, per_row, stages, bring_x, bring_w)
 
         @L.device
         def swapped(w, x, m, n, k, cut):

@@ -67,8 +67,8 @@ def wgmma_bf16(
         of_stages.columns(s * stage + bm * ROW, w, col0, step * BK, s)
 
     @L.device
-    def bring_x(s, x, row0, step, boxes):
-        of_stages.rows(s * stage, x, row0, step * BK, s, boxes)
+    def bring_x(s, x, row0, step):
+        of_stages.rows(s * stage, x, row0, step * BK, s)
 
     load = loader(of_stages, of_tiles, BK, stages, bring_of(bring_w) if joined else bring_w, bring_x)
 

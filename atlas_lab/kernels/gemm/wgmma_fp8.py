@@ -110,9 +110,9 @@ def wgmma_fp8(
         of_stages.columns(s * stage + bm * ROW, w, col0, step * BK, s)
 
     @L.device
-    def bring_x(s, maps, row0, step, boxes):
+    def bring_x(s, maps, row0, step):
         x, x_scales = maps
-        of_stages.rows(s * stage, x, row0, step * BK, s, boxes)
+        of_stages.rows(s * stage, x, row0, step * BK, s)
         at = scales_at + s * (4 * bm)
         L.tma_load_2d(L.dynamic_shared(L.u8, 0), at, x_scales, (step, row0), of_stages.full(), s)
 

@@ -64,9 +64,9 @@ def wgmma_int8(bm: int, bn: int, stages: int, sub: bool = False, raster: int = 1
         L.tma_load_2d(tiles, s * stage + scales_at + bm * BESIDE, w_scales, (col0, step * GROUPS), full, s)
 
     @L.device
-    def bring_x(s, maps, row0, step, boxes):
+    def bring_x(s, maps, row0, step):
         x, x_scales = maps
-        of_stages.rows(s * stage, x, row0, step * BK, s, boxes)
+        of_stages.rows(s * stage, x, row0, step * BK, s)
         tiles, full = L.dynamic_shared(L.u8, 0), of_stages.full()
         L.tma_load_2d(tiles, s * stage + scales_at, x_scales, (step * GROUPS, row0), full, s)
 

@@ -85,9 +85,9 @@ def wgmma_nvfp4_int8(bm: int, bn: int, stages: int, blocks: int = 1, raster: int
     loading, multiplying = roles(bn)
 
     @L.device
-    def bring_x(s, maps, row0, step, boxes):
+    def bring_x(s, maps, row0, step):
         x, x_scales = maps
-        of_stages.rows(s * stage, x, row0, step * SPAN, s, boxes)
+        of_stages.rows(s * stage, x, row0, step * SPAN, s)
         at = scales_at + s * of_scales
         L.tma_load_2d(L.dynamic_shared(L.u8, 0), at, x_scales, (step * GROUPS, row0), of_stages.full(), s)
 

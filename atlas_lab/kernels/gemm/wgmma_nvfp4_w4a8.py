@@ -60,8 +60,8 @@ def wgmma_nvfp4_w4a8(bm: int, bn: int, stages: int, blocks: int = 1, cluster: in
     loading, multiplying = roles(bn)
 
     @L.device
-    def bring_x(s, x, row0, step, boxes):
-        of_stages.rows(s * stage, x, row0, step * SPAN, s, boxes)
+    def bring_x(s, x, row0, step):
+        of_stages.rows(s * stage, x, row0, step * SPAN, s)
 
     load = loader(of_stages, of_tiles, SPAN, stages, bring_units(of_stages, stage, w_at), bring_x)
 

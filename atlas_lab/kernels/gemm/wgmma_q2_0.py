@@ -87,9 +87,9 @@ def wgmma_q2_0(bm: int, bn: int, stages: int, blocks: int = 1, raster: int = 16)
         L.tma_load_3d(tiles, s * stage + w_at, w, (col0 >> 4, step * LINES, 0), of_stages.full(), s)
 
     @L.device
-    def bring_x(s, maps, row0, step, boxes):
+    def bring_x(s, maps, row0, step):
         codes, scales = maps
-        bring_codes(s, codes, row0, step, boxes)
+        bring_codes(s, codes, row0, step)
         tiles = L.dynamic_shared(L.u8, 0)
         L.tma_load_2d(tiles, s * stage + scales_at, scales, (step * GROUPS, row0), of_stages.full(), s)
 

@@ -147,11 +147,11 @@ def wgmma_q4_k(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1,
         L.tma_load_3d(L.dynamic_shared(L.u8, 0), s * stage + w_at, w, (col0 >> 4, step * LINES, 0), of_stages.full(), s)
 
     @L.device
-    def bring_x(s, maps, row0, step, boxes):
+    def bring_x(s, maps, row0, step):
         codes, scales, sums = maps
         tiles = L.dynamic_shared(L.u8, 0)
         for quarter in L.unroll(SPAN // QUARTER):
-            of_stages.rows(s * stage + quarter * (bm * ROW), codes, row0, step * SPAN + quarter * QUARTER, s, boxes)
+            of_stages.rows(s * stage + quarter * (bm * ROW), codes, row0, step * SPAN + quarter * QUARTER, s)
         L.tma_load_2d(tiles, s * stage + scales_at, scales, (step * GROUPS, row0), of_stages.full(), s)
         L.tma_load_2d(tiles, s * stage + sums_at, sums, (row0, step * SUMS), of_stages.full(), s)
 

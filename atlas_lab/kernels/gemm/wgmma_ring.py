@@ -27,7 +27,6 @@ LOADS = 56  # registers of a thread that loads
 MULTIPLIES = {2: 224, 3: 144}  # of one that multiplies, by warpgroups that do; an SM has 65536
 SWIZZLED = 8  # rows after which the swizzle repeats
 NOTHING = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
-TWICE = 1 << 16  # more than a tile's rows
 BARS = 48  # bytes of a stage's mbarriers, and of the part that it begins
 
 
@@ -98,12 +97,11 @@ def warps_of(rows: int) -> int:
 class Ring(NamedTuple):
     """Device functions of a ring; `s` is a stage's number and `phase` the parity of its round, from (0, 0).
 
-    `begin(m)`: the whole block, once, for m rows of x. `boxes(row0, m)`: of a tile from row0, the rows of x that come
-    in one box, or TWICE for two of half a tile. `fill(s, phase, boxes)`: the loading thread, until the stage is empty;
-    then it expects its bytes at mbarrier `(full(), s)`. `start(s, phase, boxes, part)`: the same for the first stage of
-    a part, five numbers that `part(s)` gives each thread of a consumer warp; `stop(s, phase, part)`: of the last part,
-    for which no bytes come. `rows(at, x, row0, k0, s, boxes)`: it loads rows of x to byte `at` of a stage, with a map
-    whose boxes are `boxed`;
+    `begin(m)`: the whole block, once, for m rows of x. `fill(s, phase, less)`: the loading thread, until the stage is
+    empty; then it expects its bytes at mbarrier `(full(), s)`, but for `less` of them, `missing(m)`.
+    `start(s, phase, less, part)`: the same for the first stage of a part, five numbers that `part(s)` gives each thread
+    of a consumer warp; `stop(s, phase, part)`: of the last part, for which no bytes come. `rows(at, x, row0, k0, s)`:
+    it loads rows of x to byte `at` of a stage, with a map whose box is those that there are of a tile's (`boxed`);
     `columns(at, w, col0, k0, s)`: rows of W, with a map whose box is the columns of a tile over the blocks down.
     `drain(s, phase)`: it exits only after this.
     `take(s, phase)`: a consumer, until the stage is full. `release(s)`: every thread of a consumer warp, which will not
@@ -111,7 +109,7 @@ class Ring(NamedTuple):
     """
 
     begin: L.DeviceFunction
-    boxes: L.DeviceFunction
+    missing: L.DeviceFunction
     full: L.DeviceFunction
     fill: L.DeviceFunction
     start: L.DeviceFunction
@@ -127,12 +125,9 @@ class Ring(NamedTuple):
 
 
 def boxed(bm: int, across: int, m: int) -> int:
-    """Rows of the boxes of x that `Ring.rows` loads, for m rows of x, so that few reach past their end, which takes
-    longer: all that there are, or half a tile's where the last tile has no more; where blocks across share a tile's,
-    each has its part."""
-    if across > 1:
-        return bm // across
-    return m if m < bm else bm // 2 if 0 < m % bm <= bm // 2 else bm
+    """Rows of the boxes of x that `Ring.rows` loads, for m rows of x: no more than there are, since boxes that reach
+    past their end take longer; where blocks across share a tile's, each has its part."""
+    return min(bm, m) if across == 1 else bm // across
 
 
 def _part(of: int, blocks: int, what: str) -> int:
@@ -175,41 +170,24 @@ def ring(
     every = apart or expected
 
     @L.device
-    def box(m):
-        """Rows of a box, as `boxed`."""
-        if m < bm:
-            return L.i32(m)
-        last = m % bm
-        return L.i32(bm // 2) if last > 0 and last <= bm // 2 else L.i32(bm)
+    def missing(m):
+        return L.i32(max(bm - m, 0) * (tiles * ROW)) if across == 1 else L.i32(0)
 
     @L.device
-    def boxes(row0, m):
-        if across > 1:
-            return L.i32(bm)
-        few = box(m)
-        return L.i32(TWICE) if few < bm and row0 + few < m else few
-
-    @L.device
-    def bytes_of(boxes):
-        return L.u32(expected - max(bm - boxes, 0) * (tiles * ROW))
-
-    @L.device
-    def clear(few):
-        """Rows that no box may bring, of which products are made that nobody stores."""
+    def clear(m):
+        """Rows that no box brings, of which products are made that nobody stores."""
         words = L.dynamic_shared(L.u32, 0)
         for s in range(stages):
             for i in L.unroll(tiles):
                 at = L.i32(s * every + i * (bm * ROW))
-                for word in range(few * (ROW // 4) + 4 * cuda.threadIdx.x, bm * (ROW // 4), 4 * cuda.blockDim.x):
+                for word in range(m * (ROW // 4) + 4 * cuda.threadIdx.x, bm * (ROW // 4), 4 * cuda.blockDim.x):
                     L.sts_v4_b32(words, (at >> 2) + word, NOTHING)
         L.fence_proxy_async()
 
     @L.device
     def begin(m):
-        if across == 1:
-            few = box(m)
-            if few < bm:
-                clear(few)
+        if across == 1 and m < bm:
+            clear(m)
         full, empty = L.dynamic_shared(L.u64, bars_at), L.dynamic_shared(L.u64, empty_at)
         if cuda.threadIdx.x == 0:
             for s in range(stages):
@@ -227,9 +205,9 @@ def ring(
         return L.dynamic_shared(L.u64, bars_at)
 
     @L.device
-    def fill(s, phase, boxes):
+    def fill(s, phase, less):
         L.mbarrier_wait(L.dynamic_shared(L.u64, empty_at), s, L.u32(phase ^ 1))
-        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, bytes_of(boxes))
+        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, L.u32(expected - less))
 
     @L.device
     def say(s, part):
@@ -238,10 +216,10 @@ def ring(
         L.sts_b32(parts, 8 * s + 4, L.u32(part[4]))
 
     @L.device
-    def start(s, phase, boxes, part):
+    def start(s, phase, less, part):
         L.mbarrier_wait(L.dynamic_shared(L.u64, empty_at), s, L.u32(phase ^ 1))
         say(s, part)
-        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, bytes_of(boxes))
+        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, L.u32(expected - less))
 
     @L.device
     def stop(s, phase, part):
@@ -256,7 +234,7 @@ def ring(
         return alike(v[0]), alike(v[1]), alike(v[2]), alike(v[3]), alike(L.lds_b32(parts, 8 * s + 4))
 
     @L.device
-    def rows(at, x, row0, k0, s, boxes):
+    def rows(at, x, row0, k0, s):
         tiles, bars = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.u64, bars_at)
         if across > 1:
             rank = L.i32(L.cluster_rank())
@@ -265,8 +243,6 @@ def ring(
             load_for_all(tiles, at + first * ROW, x, (row0 + first, k0), bars, s, everyone)
         else:
             load(tiles, at, x, (row0, k0), bars, s)
-            if boxes == TWICE:
-                load(tiles, at + bm // 2 * ROW, x, (row0 + bm // 2, k0), bars, s)
 
     @L.device
     def columns(at, w, col0, k0, s):
@@ -310,4 +286,4 @@ def ring(
     def before(s):
         return L.i32(s - 1) if s > 0 else L.i32(stages - 1)
 
-    return Ring(begin, boxes, full, fill, start, stop, part, rows, columns, drain, take, release, after, before)
+    return Ring(begin, missing, full, fill, start, stop, part, rows, columns, drain, take, release, after, before)

@@ -23,13 +23,13 @@ def turn_bytes(bn: int) -> int:
 
 @functools.cache
 def bring_halves(ring: Ring, bm: int, stage: int):
-    """A device function `(s, x, row0, step, boxes)` of the loading thread: 128 of K of bm rows of x, two tiles of a
-    stage of `stage` bytes, from its start."""
+    """A device function `(s, x, row0, step)` of the loading thread: 128 of K of bm rows of x, two tiles of a stage of
+    `stage` bytes, from its start."""
 
     @L.device
-    def run(s, x, row0, step, boxes):
+    def run(s, x, row0, step):
         for half in L.unroll(HALVES):
-            ring.rows(s * stage + half * (bm * ROW), x, row0, step * ROW + half * (ROW // 2), s, boxes)
+            ring.rows(s * stage + half * (bm * ROW), x, row0, step * ROW + half * (ROW // 2), s)
 
     return run
 

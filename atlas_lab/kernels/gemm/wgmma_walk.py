@@ -120,7 +120,7 @@ def walk(bm: int, bn: int, raster: int, across: int = 1, down: int = 1) -> Walk:
 @functools.cache
 def loader(ring: Ring, walk: Walk, per_row: int, stages: int, bring_w: L.DeviceFunction, bring_x: L.DeviceFunction):
     """A device function of the loading thread, `(w_maps, x_maps, m, n, k, cut)`: fills the ring, stage by stage, for
-    every part that is this block's, by `bring_w(s, w_maps, col0, step)` and `bring_x(s, x_maps, row0, step, boxes)`;
+    every part that is this block's, by `bring_w(s, w_maps, col0, step)` and `bring_x(s, x_maps, row0, step)`;
     `per_row` elements of K are a stage.
 
     It tells the warps that multiply of each part, so that they divide nothing between tiles, while nothing is
@@ -133,13 +133,13 @@ def loader(ring: Ring, walk: Walk, per_row: int, stages: int, bring_w: L.DeviceF
         steps = L.i32((k + per_row - 1) // per_row)
         place, part = walk.start(m, n, steps, cut)
         _, begin, end, row0, col0 = part
-        boxes = ring.boxes(row0, m)
+        less = ring.missing(m)
         s = L.i32(0)
         while s < stages and begin + s < end:
             if s == 0:
-                ring.start(s, L.u32(0), boxes, part)
+                ring.start(s, L.u32(0), less, part)
             else:
-                ring.fill(s, L.u32(0), boxes)
+                ring.fill(s, L.u32(0), less)
             bring_w(s, w_maps, col0, L.i32(begin + s))
             s = L.i32(s + 1)
         L.grid_launch_dependents()
@@ -147,7 +147,7 @@ def loader(ring: Ring, walk: Walk, per_row: int, stages: int, bring_w: L.DeviceF
         step = L.i32(begin + s)
         s = L.i32(0)
         while begin + s < step:
-            bring_x(s, x_maps, row0, L.i32(begin + s), boxes)
+            bring_x(s, x_maps, row0, L.i32(begin + s))
             s = L.i32(s + 1)
         phase = L.u32(0)
         if s == stages:
@@ -155,16 +155,15 @@ def loader(ring: Ring, walk: Walk, per_row: int, stages: int, bring_w: L.DeviceF
         while begin < end:
             while step < end:
                 if step == begin:
-                    ring.start(s, phase, boxes, part)
+                    ring.start(s, phase, less, part)
                 else:
-                    ring.fill(s, phase, boxes)
+                    ring.fill(s, phase, less)
                 bring_w(s, w_maps, col0, step)
-                bring_x(s, x_maps, row0, step, boxes)
+                bring_x(s, x_maps, row0, step)
                 s, phase = ring.after(s, phase)
                 step = L.i32(step + 1)
             place, part = walk.next(place, steps, m, n)
             _, begin, end, row0, col0 = part
-            boxes = ring.boxes(row0, m)
             step = begin
         ring.stop(s, phase, part)
         s, phase = ring.after(s, phase)
