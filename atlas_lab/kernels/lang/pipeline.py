@@ -21,6 +21,7 @@ from numba.cuda.core.analysis import compute_use_defs, must_use_alloca
 from numba.cuda.core.compiler_machinery import FunctionPass, PassManager, register_pass
 from numba.cuda.core.errors import LoweringError, NumbaError, new_error_context
 from numba.cuda.core.typed_passes import AnnotateTypes, NopythonRewrites
+from numba.cuda.core.typeinfer import CallConstraint
 from numba.cuda.core.untyped_passes import InlineClosureLikes, IRProcessing, ReconstructSSA
 from numba.cuda.lowering import CUDALower
 from numba.cuda.target import CUDATypingContext
@@ -151,6 +152,17 @@ def _call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
     return _TYPED[key]
 
 
+def _resolve(self: Any, typeinfer: Any, typevars: Any, fnty: Any) -> None:
+    """Types a call again only if the types that it depends on are new: Numba repeats all until none of them is."""
+    seen = (fnty, *(typevars[a.name].type for a in self.args)) if not self.kws and self.vararg is None else None
+    if seen is not None and self.signature is not None and seen == self.__dict__.get("seen"):
+        return
+    _resolve_call(self, typeinfer, typevars, fnty)
+    self.seen = seen
+
+
+_resolve_call = CallConstraint.resolve
+
 _VALUES: dict[Any, Any] = {}
 
 
@@ -192,6 +204,7 @@ def _used(statement: Any) -> list[Any]:
 _QUICK = (
     (postproc, "PostProcessor", _PostProcessor),
     (base, "_has_loc", _has_loc),
+    (CallConstraint, "resolve", _resolve),
     (CUDATypingContext, "resolve_value_type", _value_type),
     (ir.Inst, "_rec_list_vars", _variables),
     (ir_utils, "compat_list_vars_stmt", _used),
