@@ -10,11 +10,10 @@ from typing import Any
 
 from numba.cuda import dispatcher as numba_dispatcher
 from numba.cuda import types
-from numba.cuda.compiler import CUDACompiler, compile_extra, kernel_fixup
+from numba.cuda.compiler import compile_extra, kernel_fixup
 from numba.cuda.core.callconv import CUDACallConv
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.errors import TypingError
-from numba.cuda.core.untyped_passes import IRProcessing, ReconstructSSA
 from numba.cuda.cudadrv import nvvm
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.extending import typeof_impl
@@ -22,31 +21,11 @@ from numba.cuda.flags import CUDAFlags
 from numba.cuda.utils import numba_target_override
 
 from atlas_lab.kernels.lang import byvalue
-from atlas_lab.kernels.lang.constants import FoldIntegers
-from atlas_lab.kernels.lang.forloops import RangeLoops, UnrollLoops
 from atlas_lab.kernels.lang.kernel import DeviceFunction, Kernel
 from atlas_lab.kernels.lang.lower import parameter_type
+from atlas_lab.kernels.lang.pipeline import Pipeline, quick
 
 Capability = tuple[int, int, str]
-
-
-class _Pipeline(CUDACompiler):  # type: ignore[misc]
-    """Numba-CUDA's own passes, with loops over `unroll` repeated first and constants folded once in SSA form."""
-
-    def define_pipelines(self) -> Any:
-        pipelines = super().define_pipelines()
-        for pipeline in pipelines:
-            passes = []
-            for implementation, description in pipeline.passes:
-                if implementation is IRProcessing:
-                    passes += [(UnrollLoops, "unroll loops"), (RangeLoops, "plain range loops")]
-                passes.append((implementation, description))
-                if implementation is ReconstructSSA:
-                    passes.append((FoldIntegers, "fold integers"))
-            pipeline.passes[:] = passes
-            pipeline._finalized = False
-            pipeline.finalize()
-        return pipelines
 
 
 class _Flags(CUDAFlags):  # type: ignore[misc]
@@ -79,10 +58,11 @@ def _compile(function: Any, args: Any, return_type: Any, cc: Capability, forcein
             return_type=return_type,
             flags=flags,
             locals={},
-            pipeline_class=_Pipeline,
+            pipeline_class=Pipeline,
             call_conv=CUDACallConv(context),
         )
     result.library.finalize()
+    result.fndesc.typemap = result.fndesc.calltypes = None  # they would keep its IR
     return result
 
 
@@ -128,6 +108,18 @@ def _without_driver(cc: Capability) -> Iterator[None]:
         numba_dispatcher.get_current_device = saved
 
 
+class _Printed:
+    """A device function's module as text, for the kernels that link it from then on."""
+
+    functions = ()
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
 # LLVM of the kernels of this language: intrinsics are assembly, so that it does not depend on the architecture.
 _MODULES: dict[Kernel, list[str]] = {}
 
@@ -149,7 +141,7 @@ def llvm_modules(kernel: Kernel, cc: Capability) -> list[str]:
 @global_compiler_lock  # type: ignore[untyped-decorator]
 def _lowered(kernel: Kernel, cc: Capability) -> list[str]:
     args = tuple(parameter_type(p) for p in kernel.params)
-    with _without_driver(cc):
+    with _without_driver(cc), quick():
         result = _compile(kernel.function, args, types.void, cc, forceinline=False)
     library = result.library
     name = result.fndesc.llvm_func_name
@@ -161,7 +153,10 @@ def _lowered(kernel: Kernel, cc: Capability) -> list[str]:
         byvalue.annotate(function, maps)
     if library._linking_files:
         raise NotImplementedError("it links foreign code, which is not supported")
-    first, *rest = _renamed([str(m) for m in library.modules], name, kernel.entry)
+    for linked in set(library.linking_libraries):
+        if not isinstance(linked._module, _Printed):
+            linked._module = _Printed(str(linked._module))
+    first, *rest = _renamed([str(m) for m in dict.fromkeys(library.modules)], name, kernel.entry)
     return [byvalue.pass_maps(first, kernel.entry, maps) if maps else first, *rest]
 
 
