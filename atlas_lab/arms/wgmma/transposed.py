@@ -38,8 +38,9 @@ class Transposed(OnWarpgroups):
     def tile(self, c: Call) -> Tile:
         form = dict(chosen(self, c.n, c.k, c.context))
         if c.m <= FEW[-1]:
-            bm = next(bm for bm in FEW if c.m <= bm)
-            return self.made(bm, form["columns"], split=form.get("split", 1))
+            few = [self.made(bm, form["columns"], split=form.get("split", 1)) for bm in FEW if c.m <= bm]
+            # of smaller ones an SM holds more, and cut into as many shares they took 5 % longer
+            return min(few, key=lambda t: self._grid(c, t))
         able = [t for t in self._of_many(c) if self.finishes(c, t)]
         return self._ordered(able, c.m, self.counts(c), c.k, c.context.target)[0]
 
