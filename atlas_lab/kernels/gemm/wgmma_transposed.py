@@ -112,8 +112,8 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = F
             factors = of_rows(alphas, row + SIDE * c, m)
             for j in L.unroll(4):
                 at, alpha = 8 * c + 2 * j, alphas[j & 1]
-                first, boxes = 2 * (j >> 1), 2 * (j >> 1) + 1
-                pair = L.bf16x2(scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, boxes))
+                first, second = 2 * (j >> 1), 2 * (j >> 1) + 1
+                pair = L.bf16x2(scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, second))
                 words = words + (pair,)
             store(y, words, to, of, c, row, mine, column, m, n, pitch, odd)
 
@@ -128,8 +128,8 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = F
         return pairs
 
     @L.device
-    def added(first, boxes, pair):
-        return L.add_rn(first, L.bf16_lo(pair)), L.add_rn(boxes, L.bf16_hi(pair))
+    def added(first, second, pair):
+        return L.add_rn(first, L.bf16_lo(pair)), L.add_rn(second, L.bf16_hi(pair))
 
     @L.device
     def run_adding(y, acc, warp, row, col, m, n, pitch, odd, alphas, addends):
@@ -150,8 +150,8 @@ def transposed_storer(bm: int, out_at: int, lift: float = LIFT, by_row: bool = F
             factors = of_rows(alphas, row + SIDE * c, m)
             for j in L.unroll(4):
                 at, alpha = 8 * c + 2 * j, alphas[j & 1]
-                first, boxes = 2 * (j >> 1), 2 * (j >> 1) + 1
-                p, q = scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, boxes)
+                first, second = 2 * (j >> 1), 2 * (j >> 1) + 1
+                p, q = scaled(acc[at], alpha, factors, first), scaled(acc[at + 1], alpha, factors, second)
                 p, q = added(p, q, a[j])
                 p, q = added(p, q, b[j])
                 words = words + (L.bf16x2(p, q),)

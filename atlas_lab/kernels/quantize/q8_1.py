@@ -1,10 +1,7 @@
 """Activations BF16 to int8 codes, a scale and a sum for 32 of K of a row, in the order in which lanes own K."""
 
-import functools
-
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.lang import cuda
-from atlas_lab.kernels.quantize.nvfp4_lanes import plain
 from atlas_lab.kernels.quantize.words import clear
 
 GROUP = 32
@@ -15,15 +12,6 @@ THREADS = ROWS * PIECES
 BLOCK = 256  # K whose sums lie together: those of eight groups, first their upper parts, then their lower ones
 SUMS = 2 * BLOCK // GROUP
 TINY = 2.0**-126  # the least normal float
-
-
-@L.device
-def _factor(d):
-    """1 over a scale, 0 of one that is no normal float."""
-    by = L.f32(0)
-    if d >= L.f32(TINY):
-        by = L.div_rn(L.f32(1), d)
-    return by
 
 
 @L.device
@@ -44,49 +32,44 @@ def place(row):
     return (row & ~15) | (row >> 1 & 3) << 2 | (row >> 3 & 1) << 1 | row & 1
 
 
-@functools.cache
-def groups_quantizer(pair_of: L.DeviceFunction, factor_of: L.DeviceFunction, code_of: L.DeviceFunction):
-    """A device function `(source, codes, scales, flags, m, k, pitch, words)`: rows that `pair_of(source, row, column)`
-    reads, as `nvfp4_lanes.plain` does, to codes F16 `[m, k]` and scales F32 `[k/32, pitch]`, as `quantize_q8_1` has
-    them, k a multiple of 32: a scale is max|x| / 127, a code `code_of(x, factor_of(scale))`, a float. It returns a
-    lane's row, its group's number, scale and the sum of its codes.
-    """
-
-    @L.device
-    def run(source, codes, scales, flags, m, k, pitch, words):
-        first = cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y
-        clear(flags, words, first * THREADS + cuda.threadIdx.x, cuda.gridDim.x * cuda.gridDim.y * THREADS)
-        piece = L.i32(cuda.threadIdx.x) % PIECES
-        row = L.i32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // PIECES)
-        group = L.i32(cuda.blockIdx.y * (SPAN // GROUP) + piece // 4)
-        column = L.i32(GROUP * group)
-        here = row < m and column < k
-        v = ()
-        for t in L.unroll(4):
-            pair = L.u32(0)
-            if here:
-                pair = pair_of(source, L.i64(row), L.i32(column + 2 * (piece & 3) + 8 * t))
-            v = v + (L.bf16_lo(pair), L.bf16_hi(pair))
-        most = L.f32(0)
-        for i in L.unroll(8):
-            most = L.max_f32(most, L.abs_f32(v[i]))
-        for step in L.unroll(1, 3):
-            most = L.max_f32(most, L.shfl_xor_f32(most, step))
-        d = L.div_rn(most, L.f32(127))
-        by = factor_of(d)
-        total = L.f32(0)
-        out = ()
-        for j in L.unroll(4):
-            low, high = code_of(v[2 * j], by), code_of(v[2 * j + 1], by)
-            total = L.add_rn(total, L.add_rn(low, high))
-            out = out + (L.f16x2(low, high),)
+@L.device
+def _quantize(x, codes, scales, flags, m, k, pitch, words):
+    """Returns a lane's row, its group's number, scale and sum."""
+    L.grid_launch_dependents()
+    x = L.grid_wait_for(x)
+    first = cuda.blockIdx.x + cuda.gridDim.x * cuda.blockIdx.y
+    clear(flags, words, first * THREADS + cuda.threadIdx.x, cuda.gridDim.x * cuda.gridDim.y * THREADS)
+    piece = L.i32(cuda.threadIdx.x) % PIECES
+    row = L.i32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // PIECES)
+    group = L.i32(cuda.blockIdx.y * (SPAN // GROUP) + piece // 4)
+    here = row < m
+    at = L.i64(row) * k + GROUP * group
+    v = ()
+    for t in L.unroll(4):
+        pair = L.u32(0)
         if here:
-            L.stg_v4_b32(codes, L.i64(row) * k + column + 8 * (piece & 3), out)
-        if piece & 3 == 0 and column < k:
-            L.stg_f32(scales, L.i64(group) * pitch + place(row), d)
-        return row, group, d, total
-
-    return run
+            pair = L.ld_waited_b32(x, at + 2 * (piece & 3) + 8 * t)
+        v = v + (L.bf16_lo(pair), L.bf16_hi(pair))
+    most = L.f32(0)
+    for i in L.unroll(8):
+        most = L.max_f32(most, L.abs_f32(v[i]))
+    for step in L.unroll(1, 3):
+        most = L.max_f32(most, L.shfl_xor_f32(most, step))
+    d = L.div_rn(most, L.f32(127))
+    by = L.f32(0)
+    if d >= L.f32(TINY):
+        by = L.div_rn(L.f32(1), d)
+    total = L.f32(0)
+    out = ()
+    for j in L.unroll(4):
+        low, high = _code(v[2 * j], by), _code(v[2 * j + 1], by)
+        total = L.add_rn(total, L.add_rn(low, high))
+        out = out + (L.f16x2(low, high),)
+    if here:
+        L.stg_v4_b32(codes, at + 8 * (piece & 3), out)
+    if piece & 3 == 0:
+        L.stg_f32(scales, L.i64(group) * pitch + place(row), d)
+    return row, group, d, total
 
 
 @L.family
@@ -100,8 +83,6 @@ def quantize_q8_1(with_sums: bool = True):
     Of each 32 codes, a lane's run of 8 columns is spread as `order_for_lanes` of 8 does. A dependent launch may start
     at once.
     """
-    quantize = groups_quantizer(plain, _factor, _code)
-
     if not with_sums:
 
         @L.kernel(launch_bounds=(THREADS, 4))
@@ -115,8 +96,7 @@ def quantize_q8_1(with_sums: bool = True):
             pitch: L.i32,
             words: L.i32,
         ):
-            L.grid_launch_dependents()
-            quantize((L.grid_wait_for(x), k), codes, scales, flags, m, k, pitch, words)
+            _quantize(x, codes, scales, flags, m, k, pitch, words)
 
         return kernel_of_codes
 
@@ -132,8 +112,7 @@ def quantize_q8_1(with_sums: bool = True):
         pitch: L.i32,
         words: L.i32,
     ):
-        L.grid_launch_dependents()
-        row, group, d, total = quantize((L.grid_wait_for(x), k), codes, scales, flags, m, k, pitch, words)
+        row, group, d, total = _quantize(x, codes, scales, flags, m, k, pitch, words)
         for step in L.unroll(1, 3):
             total = L.add_rn(total, L.shfl_xor_f32(total, step))
         if L.i32(cuda.threadIdx.x) & 3 == 0 and row < m:
