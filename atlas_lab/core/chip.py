@@ -28,7 +28,7 @@ REGISTER_UNIT, QUARTERS, SHARED_RESERVED = 256, 4, 1024
 BLOCKS_PER_SM = {12: 24}
 # FP32 lanes of an SM, by compute capability, where they are not 128: what turns the FMA rate into a clock.
 LANES = {(8, 0): 64}
-LATENCY = 700e-9  # seconds of a load from device memory while it is busy; the same for every card, since it only orders
+LATENCY = 1300e-9  # seconds of a load while memory is busy: it orders settings as an H200 did; alike for every card
 LAUNCH = 1.5e-6  # seconds of a launch inside a graph
 PULL = 2.0
 
