@@ -185,7 +185,7 @@ def test_scales_of_the_wrong_half_are_found(monkeypatch) -> None:
 
 def test_tiles_are_chosen_for_what_they_must_fill() -> None:
     base = base_context(HOPPER)
-    assert tile_of(case_of(32, 17408, 5120), base) == (32, 64)
+    assert tile_of(case_of(32, 17408, 5120), base) == (64, 64)
     assert tile_of(case_of(64, 17408, 5120), base) == (64, 64)
     assert tile_of(case_of(128, 17408, 5120), base) == (64, 128)
     assert tile_of(case_of(4096, 17408, 5120), base) == (112, 128)

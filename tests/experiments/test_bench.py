@@ -197,9 +197,9 @@ def test_the_page_says_why_the_run_ended_early(cell: BenchCell):
     [
         ("foundation", "performance"),
         ("load", "loading"),
-        ("rows", "rows"),
+        *((f"rows{s}", f"rows{s}") for s in ("", "-ragged")),
         *((f"prefill{s}", f"prefill{s}") for s in ("", "-earlier", "-nvfp4")),
-        *((f"decode{s}", f"decode{s}") for s in ("", "-shapes")),
+        ("decode", "decode"),
     ],
 )
 def test_the_page_in_docs_is_its_jsons(source: str, page: str):

@@ -97,9 +97,9 @@ def warps_of(rows: int) -> int:
 class Ring(NamedTuple):
     """Device functions of a ring; `s` is a stage's number and `phase` the parity of its round, from (0, 0).
 
-    `begin(m)`: the whole block, once, for m rows of x. `fill(s, phase, less)`: the loading thread, until the stage is
-    empty; then it expects its bytes at mbarrier `(full(), s)`, but for `less` of them, `missing(m)`.
-    `start(s, phase, less, part)`: the same for the first stage of a part, five numbers that `part(s)` gives each thread
+    `begin(m)`: the whole block, once, for m rows of x. `fill(s, phase, m)`: the loading thread, until the stage is
+    empty; then it expects its bytes at mbarrier `(full(), s)`, but for those of rows that no box brings.
+    `start(s, phase, m, part)`: the same for the first stage of a part, five numbers that `part(s)` gives each thread
     of a consumer warp; `stop(s, phase, part)`: of the last part, for which no bytes come. `rows(at, x, row0, k0, s)`:
     it loads rows of x to byte `at` of a stage, with a map whose box is those that there are of a tile's (`boxed`);
     `columns(at, w, col0, k0, s)`: rows of W, with a map whose box is the columns of a tile over the blocks down.
@@ -109,7 +109,6 @@ class Ring(NamedTuple):
     """
 
     begin: L.DeviceFunction
-    missing: L.DeviceFunction
     full: L.DeviceFunction
     fill: L.DeviceFunction
     start: L.DeviceFunction
@@ -170,18 +169,18 @@ def ring(
     every = apart or expected
 
     @L.device
-    def missing(m):
-        return L.i32(max(bm - m, 0) * (tiles * ROW)) if across == 1 else L.i32(0)
+    def coming(m):
+        """Bytes that come to a stage."""
+        return L.u32(expected - max(bm - m, 0) * (tiles * ROW)) if across == 1 else L.u32(expected)
 
     @L.device
     def clear(m):
         """Rows that no box brings, of which products are made that nobody stores."""
-        words = L.dynamic_shared(L.u32, 0)
-        for s in range(stages):
-            for i in L.unroll(tiles):
-                at = L.i32(s * every + i * (bm * ROW))
-                for word in range(m * (ROW // 4) + 4 * cuda.threadIdx.x, bm * (ROW // 4), 4 * cuda.blockDim.x):
-                    L.sts_v4_b32(words, (at >> 2) + word, NOTHING)
+        words, own = L.dynamic_shared(L.u32, 0), L.i32(4 * cuda.threadIdx.x)
+        for i in range(stages * tiles):
+            at = L.i32(i // tiles * (every // 4) + i % tiles * (bm * ROW // 4))
+            for word in range(m * (ROW // 4) + own, bm * (ROW // 4), 4 * cuda.blockDim.x):
+                L.sts_v4_b32(words, at + word, NOTHING)
         L.fence_proxy_async()
 
     @L.device
@@ -205,9 +204,9 @@ def ring(
         return L.dynamic_shared(L.u64, bars_at)
 
     @L.device
-    def fill(s, phase, less):
+    def fill(s, phase, m):
         L.mbarrier_wait(L.dynamic_shared(L.u64, empty_at), s, L.u32(phase ^ 1))
-        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, L.u32(expected - less))
+        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, coming(m))
 
     @L.device
     def say(s, part):
@@ -216,10 +215,10 @@ def ring(
         L.sts_b32(parts, 8 * s + 4, L.u32(part[4]))
 
     @L.device
-    def start(s, phase, less, part):
+    def start(s, phase, m, part):
         L.mbarrier_wait(L.dynamic_shared(L.u64, empty_at), s, L.u32(phase ^ 1))
         say(s, part)
-        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, L.u32(expected - less))
+        L.mbarrier_arrive_expect_tx(L.dynamic_shared(L.u64, bars_at), s, coming(m))
 
     @L.device
     def stop(s, phase, part):
@@ -286,4 +285,4 @@ def ring(
     def before(s):
         return L.i32(s - 1) if s > 0 else L.i32(stages - 1)
 
-    return Ring(begin, missing, full, fill, start, stop, part, rows, columns, drain, take, release, after, before)
+    return Ring(begin, full, fill, start, stop, part, rows, columns, drain, take, release, after, before)

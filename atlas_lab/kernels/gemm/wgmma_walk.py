@@ -133,13 +133,12 @@ def loader(ring: Ring, walk: Walk, per_row: int, stages: int, bring_w: L.DeviceF
         steps = L.i32((k + per_row - 1) // per_row)
         place, part = walk.start(m, n, steps, cut)
         _, begin, end, row0, col0 = part
-        less = ring.missing(m)
         s = L.i32(0)
         while s < stages and begin + s < end:
             if s == 0:
-                ring.start(s, L.u32(0), less, part)
+                ring.start(s, L.u32(0), m, part)
             else:
-                ring.fill(s, L.u32(0), less)
+                ring.fill(s, L.u32(0), m)
             bring_w(s, w_maps, col0, L.i32(begin + s))
             s = L.i32(s + 1)
         L.grid_launch_dependents()
@@ -155,9 +154,9 @@ def loader(ring: Ring, walk: Walk, per_row: int, stages: int, bring_w: L.DeviceF
         while begin < end:
             while step < end:
                 if step == begin:
-                    ring.start(s, phase, less, part)
+                    ring.start(s, phase, m, part)
                 else:
-                    ring.fill(s, phase, less)
+                    ring.fill(s, phase, m)
                 bring_w(s, w_maps, col0, step)
                 bring_x(s, x_maps, row0, step)
                 s, phase = ring.after(s, phase)
