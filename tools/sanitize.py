@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import sys
 import time
-from fnmatch import fnmatch
 
-from atlas_lab.arms import atlas_arms
 from atlas_lab.core.arm import kernels_of
+from atlas_lab.core.registry import load_registry
 from atlas_lab.experiments import parity
 from atlas_lab.experiments.case import base_context, target_for
 from atlas_lab.experiments.cases import cases, launched
+from atlas_lab.experiments.settings import chosen_arms
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.runtime.device import open_device
 
 
 def main(*patterns: str) -> int:
     begin, wrong = time.monotonic(), []
-    peers = {arm.name: arm for arm in atlas_arms()}
+    registry = load_registry()
+    peers = {e.arm.name: e.arm for e in registry.entries}
     with open_device("cuda") as device:
-        for arm in peers.values():
-            if not any(fnmatch(arm.name, p) for p in patterns):
-                continue
+        for arm in chosen_arms(registry, patterns):
             target = target_for(arm, device.target)
             base, seen = base_context(target), set[Kernel]()
             for case in cases(arm, target=target):

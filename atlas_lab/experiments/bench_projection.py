@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,6 @@ class Projections:
         self.cases, self.with_ = cases, with_
         self.readings: tuple[probe.Reading, ...] = probe.READINGS
         self._stored: dict[str, Stored] = {}
-        self._parity: Parity | None = None
         self.plan = plan_of(cases, with_.registry, with_.said, target)
         self.cells = [
             BenchCell(name=c.name, arm=c.arm, format=c.format, n=c.n, k=c.k, m=c.m, used=list(c.used)) for c in cases
@@ -101,14 +100,21 @@ class Projections:
     def _held(self) -> Checkpoint:
         return reference_of(self.cases[0]).file(self.cases[0].format, cache.directory())
 
+    @cached_property
+    def _parity(self) -> Parity:
+        return Parity(self.with_.registry, self.plan, self._held, self.with_.seed, JUDGED)
+
+    def _step(self, case: BenchCase) -> Step:
+        (step,) = [s for s in self.plan.steps if s.m == case.m]
+        return step
+
     def prepare(self) -> None:
         """Make what outputs are compared with, ours and those of peers."""
-        self._parity = Parity(self.with_.registry, self.plan, self._held, self.with_.seed, JUDGED)
         for step in self.plan.steps:
             self._parity.foresee(step)
         for case in self.cases:
             for format in self._read_by_peer(case):
-                (step,) = [s for s in self.plan.steps if s.m == case.m]
+                step = self._step(case)
                 x = activations(step.key, step.call.k, self.with_.seed)
                 self._exact(case, self._weight_of_peer(case, format), x, peers.multiplies(case.peer, x))
 
@@ -120,22 +126,20 @@ class Projections:
 
     def measure(self, device: Device, notify: Notify, done: int, of: int) -> None:
         """Fill the cells. A kernel that faults ends the group, for the context may be lost."""
-        held = self._held
-        parity = self._parity or Parity(self.with_.registry, self.plan, held, self.with_.seed, JUDGED)
         try:
-            with Bench.of(self.plan, held, device) as bench:
+            with Bench.of(self.plan, self._held, device) as bench:
                 for i, (case, cell) in enumerate(zip(self.cases, self.cells, strict=True)):
                     notify(case.name, done + i, of)
-                    (step,) = [s for s in self.plan.steps if s.m == case.m]
+                    step = self._step(case)
                     x = activations(step.key, step.call.k, self.with_.seed)
-                    y = _checked(step, cell, parity, bench, x)
+                    y = _checked(step, cell, self._parity, bench, x)
                     if cell.status == "crashed":
                         return
                     if cell.status == "passed":
-                        self._time(case, cell, step, bench, parity, digest(y), x)
+                        self._time(case, cell, step, bench, digest(y), x)
         finally:
             self._stored.clear()
-            self._parity = None
+            self.__dict__.pop("_parity", None)  # and the weights that it holds
 
     def _weight_of_peer(self, case: BenchCase, format: str) -> Stored:
         """Kept until the group is measured: its values take longer than their product."""
@@ -147,9 +151,7 @@ class Projections:
         wanted = self.with_.with_peers and case.peer
         return (peers.reads(case.peer, case.format),) if wanted else ()
 
-    def _time(
-        self, case: BenchCase, cell: BenchCell, step: Step, bench: Bench, parity: Parity, before: str, x: np.ndarray
-    ) -> None:
+    def _time(self, case: BenchCase, cell: BenchCell, step: Step, bench: Bench, before: str, x: np.ndarray) -> None:
         """Ours, the read kernel over the same bytes, and the peer, in one run. `before` is the digest of the output
         that passed parity."""
         device, seed = bench.device, self.with_.seed
@@ -177,7 +179,7 @@ class Projections:
             y = step.call.y.data
             now = device.download(ports[y.name], y.dtype, y.shape)
             if digest(now) != before:  # other bits than those that passed: right, or not?
-                again = parity.parity(step, now, device)
+                again = self._parity.parity(step, now, device)
                 if not again.passed:
                     cell.status, cell.reason = "failed", f"after the timed loop: {again.reason}"
                     return

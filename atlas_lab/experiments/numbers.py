@@ -221,16 +221,16 @@ class Parity:
             self._weights, self._own = names, {}
         if step.key not in self._own:
             if arm.reference is arm.quantized is arm.terms is None and arm.activation == "bf16":
-                self._multiply(step, names)
+                self._multiply(step)
             else:
                 values, _ = oracle.activations(self._judged(step), arm.activation)
                 declared = step.assignment.declarations
                 self._own[step.key] = oracle.reference(arm, step.call, declared, self.arrays(step), values)[0]
         return self._own[step.key]
 
-    def _multiply(self, step: Step, names: tuple[str, ...]) -> None:
+    def _multiply(self, step: Step) -> None:
         """The products of all steps that read the same weights."""
-        alike = [s for s in self.plan.steps if _names(s) == names and s.roles == step.roles]
+        alike = [s for s in self.plan.steps if _names(s) == self._weights and s.roles == step.roles]
         w = oracle.dequantized(step.assignment.declarations, self.arrays(step), step.call.n, step.call.k)
         judged = [self._judged(s) for s in alike]
         made = oracle.product(np.concatenate([_wide(x) for x in judged]), w)

@@ -13,11 +13,6 @@ from atlas_lab.formats import fp8_groups
 NAME = "torch.scaled_mm"
 
 
-def quantized(x: np.ndarray) -> np.ndarray:
-    """float64 `[M, K]`: what the peer multiplies."""
-    return fp8_groups.dequantize(*fp8_groups.quantize(x.astype(np.float32)))
-
-
 def scaled_mm(stored: Stored, x: np.ndarray, sets: int) -> Peer:
     """The product alone (W8A8): x is quantized before it, on the host, in time that is not measured."""
     torch = cuda()

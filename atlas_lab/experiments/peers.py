@@ -12,6 +12,7 @@ from atlas_lab.core.levers import nearest
 from atlas_lab.experiments import peer_humming, peer_scaled
 from atlas_lab.experiments.errors import ConfigError
 from atlas_lab.experiments.peer_graph import Peer, Stored, cuda, graph_of, upload
+from atlas_lab.formats import fp8_groups
 
 Make = Callable[[Stored, np.ndarray, int], Peer]
 
@@ -39,7 +40,7 @@ def torch_mm(stored: Stored, x: np.ndarray, sets: int) -> Peer:
 PEERS: dict[str, Kind] = {
     "torch.mv": Kind(("bf16",), torch_mv),
     "torch.mm": Kind(("bf16",), torch_mm),
-    peer_scaled.NAME: Kind(("fp8",), peer_scaled.scaled_mm, peer_scaled.quantized),
+    peer_scaled.NAME: Kind(("fp8",), peer_scaled.scaled_mm, fp8_groups.rounded),
     peer_humming.NAME: Kind(tuple(peer_humming.READS), peer_humming.humming),
 }
 

@@ -26,6 +26,11 @@ def dequantize(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return wide
 
 
+def rounded(x: np.ndarray) -> np.ndarray:
+    """What x `[M, K]`, BF16 or float32, stands for once it is quantized: float64 `[M, K]`."""
+    return dequantize(*quantize(x.astype(np.float32)))
+
+
 def _spread(scales: np.ndarray, k: int) -> np.ndarray:
     """`[M, ceil(K/128)]` to each element's, `[M, K]`."""
     return np.repeat(scales, GROUP, axis=1)[:, :k]

@@ -29,7 +29,7 @@ from atlas_lab.formats import int8_groups
 from atlas_lab.kernels.activation.quantized import gated_int8_groups
 from atlas_lab.kernels.gemm.wgmma_int8 import BESIDE, BK, wgmma_int8
 from atlas_lab.kernels.gemm.wgmma_int8_scale import GROUP, GROUPS
-from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_ring import GROUP_ROWS, ROW
 from atlas_lab.kernels.gemm.wgmma_store import WARP_BYTES
 from atlas_lab.kernels.lang import Kernel
 from atlas_lab.kernels.quantize.int8 import LANES, ROWS, quantize_int8_groups
@@ -54,12 +54,8 @@ class Int8Tile(Tile):
         return self.warps * WARP_BYTES
 
     @property
-    def threads(self) -> int:
-        return threads_of(self.bn)
-
-    @property
-    def warps(self) -> int:
-        return warps_of(self.bn)
+    def dealt(self) -> int:
+        return self.bn
 
     def step_clocks(self, m: int, blocks: int, target: Target, pipe: str) -> float:
         groups, sums = self.bn // GROUP_ROWS, GROUPS * self.bm // 2

@@ -9,7 +9,7 @@ from atlas_lab.arms.wgmma.tiles import L2_BYTES, SHARED_BYTES, STEP, Tile, eleme
 from atlas_lab.core.chip import PULL, QUARTERS, SHARED_RESERVED
 from atlas_lab.core.target import Target
 from atlas_lab.kernels.gemm.wgmma_nvfp4 import stage_bytes
-from atlas_lab.kernels.gemm.wgmma_ring import BARS, GROUP_ROWS, MOST_STAGES, SHARED_LIMIT, threads_of, warps_of
+from atlas_lab.kernels.gemm.wgmma_ring import BARS, GROUP_ROWS, MOST_STAGES, SHARED_LIMIT
 from atlas_lab.kernels.gemm.wgmma_transposed import turn_bytes
 from atlas_lab.kernels.gemv.mma_lanes import SPAN, UNIT
 
@@ -62,12 +62,8 @@ class RepackedTile(Tile):
         return min(most, (room - self.outside) // (self.stage + BARS))
 
     @property
-    def threads(self) -> int:
-        return threads_of(self.bn)
-
-    @property
-    def warps(self) -> int:
-        return warps_of(self.bn)
+    def dealt(self) -> int:
+        return self.bn
 
     def steps(self, k_bytes: int) -> int:
         return -(-k_bytes // self.x_row)

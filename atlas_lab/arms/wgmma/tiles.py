@@ -69,13 +69,18 @@ class Tile:
         return stages_of(self.stage, self.outside)
 
     @property
+    def dealt(self) -> int:
+        """Rows, or columns, of the tile of which each warpgroup has GROUP_ROWS."""
+        return self.bm
+
+    @property
     def threads(self) -> int:
-        return threads_of(self.bm)
+        return threads_of(self.dealt)
 
     @property
     def warps(self) -> int:
         """Those that multiply."""
-        return warps_of(self.bm)
+        return warps_of(self.dealt)
 
     def steps(self, k_bytes: int) -> int:
         """Stages of a tile, for rows of `k_bytes` of x."""
