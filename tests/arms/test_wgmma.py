@@ -188,13 +188,13 @@ def test_a_setting_that_the_arm_does_not_know_is_refused_for_every_m(m: int) -> 
 
 
 @BOTH
-def test_only_a_tuned_table_splits_k(name: str, device) -> None:
+def test_k_of_few_tiles_is_split(name: str, device) -> None:
     arm, base = ARMS[name], base_context(device.target)
     settings = arm.settings(400, 272, device.target)
     assert len(set(settings)) == len(settings) == len(arm.few)
-    over = [dict(s) for s in settings if len(s) > 1]
-    assert over == [dict(s) for s in settings[len(arm.narrow) :]]
-    assert {(s["columns"], s["split"]) for s in over} == set(arm.splits)
+    assert {(s["columns"], s["split"]) for s in map(dict, settings) if len(s) > 1} == set(arm.splits)
+    assert dict(arm.settings(1024, 5120, HOPPER)[0]).get("split") == 2
+    assert "split" not in dict(arm.settings(16384, 5376, HOPPER)[0])
     case = replace(case_of(name, 33, 400, 272), setting=(("columns", 128), ("split", 2)))
     assert dict(launched(case, arm, base)[-1].spec.parameters)["split"] == 2
     assert tile_of(replace(case, setting=(("columns", 128),)), base) == (NARROW, 128, 1, 1)

@@ -128,11 +128,12 @@ def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order() -> None:
 
 
 @pytest.mark.parametrize(("m", "rows"), [(20, 32), (33, 64)])
-def test_only_a_tuned_table_splits_k(m: int, rows: int, device) -> None:
+def test_k_of_few_tiles_is_split(m: int, rows: int, device) -> None:
     base = base_context(device.target)
-    settings = ARM.settings(400, 256, device.target)
-    assert [dict(s)["columns"] for s in settings if len(s) > 1] == [dict(s)["columns"] for s in settings[3:]]
-    assert {(s["columns"], s["split"]) for s in map(dict, settings[3:])} == set(ARM.splits)
+    settings = [dict(s) for s in ARM.settings(400, 256, device.target)]
+    assert {(s["columns"], s["split"]) for s in settings if len(s) > 1} == set(ARM.splits)
+    assert dict(ARM.settings(6144, 5120, HOPPER)[0]).get("split") == 2
+    assert "split" not in dict(ARM.settings(17408, 5120, HOPPER)[0])
     case = replace(case_of(m, 400, 256), setting=(("columns", 128), ("split", 2)))
     assert dict(launched(case, ARM, base)[-1].spec.parameters)["split"] == 2
     assert tile_of(replace(case, setting=(("columns", 128),)), base) == (rows, 128, 1)

@@ -73,13 +73,12 @@ class OnWarpgroups(Arm):
         return 0
 
     def settings(self, n: int, k: int, target: Target) -> Sequence[Setting]:
-        """In the model's order; those that are split come last: only a tuned table chooses them."""
+        """In the model's order."""
         return self._settings(self.tiles()[0], n, k, target)
 
     def _settings(self, tiles: Sequence[Tile], n: int, k: int, target: Target) -> list[Setting]:
         """Those of tiles for 64 rows of x."""
-        found = sorted(self._ordered(tiles, NARROW, (n,), k, target), key=lambda t: t.split > 1)
-        return [setting(columns=t.bn, **splitting(t)) for t in found]
+        return [setting(columns=t.bn, **splitting(t)) for t in self._ordered(tiles, NARROW, (n,), k, target)]
 
     def tile(self, c: Call) -> Tile:
         """The one that serves a call."""

@@ -19,6 +19,7 @@ from atlas_lab.kernels.gemm.wgmma_parts import clear_flags
 from atlas_lab.kernels.lang import Kernel
 
 THREE = 160  # clocks of a stage that three warpgroups take more than their products: measured with 160 and 320 rows
+ALONE = 60  # that tiles of 256 columns take whose W no other block shares: measured with 256 to 384 rows
 
 
 class Bf16Wgmma(OnWarpgroups):
@@ -45,7 +46,7 @@ class Bf16Wgmma(OnWarpgroups):
         self.optional_kernels = (*map(self.kernel, split), *adding)
 
     def exposed(self, bm: int, bn: int, down: int) -> int:
-        return THREE if bm == TALL else 0
+        return THREE if bm == TALL else ALONE if bn == 256 and down == 1 else 0
 
     def eligible(self, p: Projection, ctx: Context) -> Verdict:
         return rows_for_tma(p.k, "bf16")

@@ -18,7 +18,7 @@ ISSUED = 170  # instructions of a warp for a stage
 PRODUCT = 14  # clocks of a product that do not grow with the rows of x: reading operand A
 POWER = 0.1  # of the clocks of what comes from L2 beside products: both draw power
 FEW_ROWS = 64  # of x, for which a tile may have fewer stages in flight than fit
-ALONE = 650  # clocks of a stage of SPAN whose warps find nothing else to wait beside
+ALONE = 700  # clocks of a stage of SPAN whose warps find nothing else to wait beside
 
 
 def per_sm(bm: int, bn: int) -> int:
@@ -34,6 +34,7 @@ class RepackedTile(Tile):
     """K of a stage."""
     x_row: ClassVar[int] = 2 * SPAN
     """Bytes of a stage of a row of x; 32 of them are a product's."""
+    meeting = 4000, 1250
     of_few: ClassVar[int] = MOST_STAGES
     """Stages in flight at most, for few rows of x."""
 

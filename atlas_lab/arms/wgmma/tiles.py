@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar
 
 from atlas_lab.core.chip import PULL, clock
 from atlas_lab.core.target import Target
@@ -17,7 +18,6 @@ NARROW, WIDE, TALL = GROUP_ROWS, 2 * GROUP_ROWS, 3 * GROUP_ROWS  # rows of a til
 L2_BYTES = 56  # a clock that an SM gets from L2 while all ask
 GROUP = 16  # SMs of a GPC that clusters of four can use
 FIXED = 2000  # clocks of a tile's first load and of its stores
-MEETING = 3500  # clocks of clearing flags in a launch before, and of waiting for each part that a block adds
 MAILING = 1500  # clocks in which sums come from another block of a cluster
 LEAST = 8  # stages of a share of tiles that are cut
 ALIKE = 0.9  # of the blocks of a launch, if each tile has as many of them: no block then has shares of two tiles
@@ -38,6 +38,9 @@ class Tile:
     beside: int = 0
     exposed: int = 0
     split: int = 1
+
+    meeting: ClassVar[tuple[int, int]] = 3500, 3500
+    """Clocks of clearing flags in a launch before, and of waiting for each part that a block adds."""
 
     @property
     def cluster(self) -> int:
@@ -146,9 +149,10 @@ class Tile:
         tiles, steps, grid = self.blocks(m, n), self.steps(k_bytes), self.grid(m, n, k_bytes, target.sms, cut)
         step, turns = self.step_clocks(m, grid, target, pipe), -(-tiles // self.at_once(target.sms))
         if not cut:
-            meeting = MAILING + (self.split - 1) * 4 * self.bm * self.bn / L2_BYTES if self.split > 1 else 0
-            return turns * (-(-steps // self.split) * step + FIXED + meeting)
-        meeting = MEETING * (1 + -(-grid // tiles)) + 8 * self.bm * self.bn / L2_BYTES
+            mailing = MAILING + (self.split - 1) * 4 * self.bm * self.bn / L2_BYTES if self.split > 1 else 0
+            return turns * (-(-steps // self.split) * step + FIXED + mailing)
+        cleared, each = self.meeting
+        meeting = cleared + each * -(-grid // tiles) + 8 * self.bm * self.bn / L2_BYTES
         return -(-tiles * steps // grid) * step + turns * FIXED + meeting
 
     def cut(self, m: int, n: int, k_bytes: int, target: Target, pipe: str) -> bool:
