@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -10,7 +10,7 @@ from itertools import product
 from typing import Literal
 
 from atlas_lab.checkpoint.qwen35 import MODULES
-from atlas_lab.core.arm import Arm, epilogue_of, is_group, required
+from atlas_lab.core.arm import Arm, epilogue_of, is_group, kernels_of, required
 from atlas_lab.core.context import Context
 from atlas_lab.core.launch import Launch
 from atlas_lab.core.levers import NAMES, others
@@ -88,10 +88,12 @@ def cases(
     known: Mapping[str, Format] = FORMATS,
     target: Target = shipped_targets()[0],
     budget: Budget = "interpreter",
+    wanted: Collection[Kernel] | None = None,
 ) -> tuple[Case, ...]:
     """Cases of an arm where it says yes, each with why it was drawn; empty if it says yes to nothing that was tried.
 
-    `interpreter` draws shapes small enough for it; `gpu` adds full-size ones.
+    `interpreter` draws shapes small enough for it; `gpu` adds full-size ones. Kernels that no awkward shape launches
+    have cases of their own; where some are `wanted`, only those, and of formats but the first one case each is drawn.
     """
     base = base_context(target)
     sets = role_sets(arm)
@@ -100,11 +102,11 @@ def cases(
     for i, f in enumerate(f for f in known.values() if arm.source in ("", f.family)):
         first = not out
         drawn = [_drawn(_Drawer(arm, roles, f.name, base), budget, first=first) for roles in sets]
-        out += _rotated(drawn) if first else list(drawn[i % len(drawn)][:3])
+        out += _rotated(drawn) if first else list(drawn[i % len(drawn)][: 3 if wanted is None else 1])
         if budget == "gpu":
             full += _full_size(_Drawer(arm, sets[0], f.name, base), first=first)
     out += _levers(arm, base, out)
-    out += _unreached(arm, known, base, out)
+    out += _unreached(arm, known, base, out, kernels_of(arm) if wanted is None else wanted)
     return tuple({c.id: c for c in (*out, *full)}.values())
 
 
@@ -204,25 +206,27 @@ def _levers(arm: Arm, base: Context, drawn: Sequence[Case]) -> Iterator[Case]:
                     yield flipped
 
 
-def _unreached(arm: Arm, known: Mapping[str, Format], base: Context, drawn: Sequence[Case]) -> Iterator[Case]:
-    """A case for each kernel that no case so far launches, where a small shape does; for optional ones, where a setting
-    does that was tried for the others. Awkward shapes alone would try nothing but an arm's slowest loads: kernels are
-    chosen by what divides N and K, by M, by how a weight is stored and by settings."""
+def _unreached(
+    arm: Arm, known: Mapping[str, Format], base: Context, drawn: Sequence[Case], wanted: Collection[Kernel]
+) -> Iterator[Case]:
+    """A case for each wanted kernel that no case so far launches, where a small shape does; for optional ones, where a
+    setting does that was tried for the others. Awkward shapes alone would try nothing but an arm's slowest loads:
+    kernels are chosen by what divides N and K, by M, by how a weight is stored and by settings."""
     seen = {k for c in drawn for k in launched(c, arm, base)}
-    left = set(arm.kernels) - seen
+    left = {k for k in arm.kernels if k in wanted} - seen
     flips = [(), *dict.fromkeys(c.levers for c in drawn if c.levers)]
     for c in _even(arm, known, base) if left else ():
         settings = arm.settings(c.n * len(c.roles), c.k, base.target)
         for levers, s in product(flips, settings or [()]):
             flipped = replace(c, levers=levers, setting=s)
-            found = set(launched(flipped, arm, base)) - seen
+            found = {k for k in launched(flipped, arm, base) if k in wanted} - seen
             if found:
                 seen |= found
                 left -= found
                 yield flipped
         if not left:
             break
-    plain = {k for k in arm.optional_kernels if epilogue_of(k) is None}
+    plain = {k for k in arm.optional_kernels if k in wanted and epilogue_of(k) is None}
     yield from _of_some_k(arm, known, base, plain - seen)
 
 

@@ -16,7 +16,7 @@ from atlas_lab.core.numbers import snr_db
 from atlas_lab.core.residency import load_plan
 from atlas_lab.core.resolve import resolve
 from atlas_lab.core.route import Route, RouteError
-from atlas_lab.core.target import Target
+from atlas_lab.core.target import Target, shipped_targets
 from atlas_lab.experiments import oracle, parity, values
 from atlas_lab.experiments.case import (
     Case,
@@ -30,6 +30,7 @@ from atlas_lab.experiments.case import (
 )
 from atlas_lab.experiments.cases import Budget, cases, none_drawn, refusal, teeth_case
 from atlas_lab.experiments.parity import ParityResult, declared_bytes, guarded
+from atlas_lab.experiments.ran_by_models import ran_by_models
 from atlas_lab.experiments.teeth import bite
 from atlas_lab.formats import FORMATS, Format, get
 from atlas_lab.kernels.lang import Kernel
@@ -44,7 +45,7 @@ SANE_DB = 6.0  # of a derived weight against its source: half of it may be noise
 @dataclass(frozen=True)
 class Check:
     """One thing an arm is checked for. `case` is what it is tried on, `arch` what its kernels are compiled for; where
-    there is a `home`, optional kernels that can be compiled for that architecture are compiled for no other."""
+    there is a `home`, a target's name, only those kernels are that `compiled_in` says."""
 
     kind: str
     arm: str
@@ -80,10 +81,10 @@ def checks_of(
     *,
     everywhere: bool = True,
 ) -> tuple[Check, ...]:
-    """The checks of an arm: always the same for the same arguments. Unless `everywhere`, kernels are compiled for the
-    target's architecture, and for others one of each family."""
+    """The checks of an arm: always the same for the same arguments. Unless `everywhere`, of the kernels that no awkward
+    shape launches those are tried that models do (`ran_by_models`), and not all are compiled (`compiled_in`)."""
     target = target_for(arm, target)
-    drawn = cases(arm, known, target, budget)
+    drawn = cases(arm, known, target, budget, None if everywhere else ran_by_models(arm, target, known, few=True))
     out = [Check("cases", arm.name), *(Check("parity", arm.name, c) for c in drawn), Check("refusal", arm.name)]
     if drawn:
         plain = next((c for c in drawn if c.values == "plain"), drawn[0])
@@ -92,7 +93,7 @@ def checks_of(
         if arm.reduction_class is not None:
             out.append(Check("reduction", arm.name, drawn[0]))
     archs = dict.fromkeys(a for kernel in kernels_of(arm) for a in architectures(kernel.needs))
-    compiled = [Check("compile", arm.name, arch=a, home="" if everywhere else target.arch) for a in archs]
+    compiled = [Check("compile", arm.name, arch=a, home="" if everywhere else target.name) for a in archs]
     return (*out, *(c for c in compiled if compiled_in(c, arm)))
 
 
@@ -115,7 +116,7 @@ def run_check(check: Check, arm: Arm, device: Device, peers: Mapping[str, Arm] |
 
 
 def _cases(check: Check, arm: Arm, base: Context) -> ParityResult:
-    missing = none_drawn(arm, cases(arm, target=base.target), target=base.target)
+    missing = none_drawn(arm, cases(arm, target=base.target, wanted=()), target=base.target)
     return ParityResult(not missing, missing)
 
 
@@ -133,21 +134,20 @@ def _refusal(check: Check, arm: Arm, base: Context) -> ParityResult:
 
 
 def compiled_in(check: Check, arm: Arm) -> tuple[Kernel, ...]:
-    """The kernels that a check compiles. Where there is a `home`, those with an `epilogue` are one of each family and
-    epilogue, the first: an arm names those first that have the fewest registers left."""
-    out, kinds = [], set()
-    for kernel in kernels_of(arm):
-        able = architectures(kernel.needs)
-        if check.arch not in able:
-            continue
-        abroad = check.home in able and check.arch != check.home
-        epilogue = epilogue_of(kernel)
-        one = abroad or (check.home and epilogue is not None)
-        kind = kernel.spec.family, epilogue
-        if not one or kind not in kinds:
-            out.append(kernel)
-        kinds.add(kind)
-    return tuple(out)
+    """The kernels that a check compiles: all that can be for its architecture. Where there is a `home`, the first of
+    each family and epilogue, for an arm names those first that have the fewest registers left; for that target those
+    too that models run there (`ran_by_models`), for other architectures those too that it cannot run."""
+    able = [k for k in kernels_of(arm) if check.arch in architectures(k.needs)]
+    if not check.home:
+        return tuple(able)
+    home = next(t for t in shipped_targets() if t.name == check.home)
+    ran = ran_by_models(arm, home)
+    firsts = {(k.spec.family, epilogue_of(k)): k for k in reversed(able)}.values()
+
+    def wanted(k: Kernel) -> bool:
+        return k in firsts or (k in ran if check.arch == home.arch else home.arch not in architectures(k.needs))
+
+    return tuple(k for k in able if wanted(k))
 
 
 def _compile(check: Check, arm: Arm, base: Context) -> ParityResult:

@@ -16,6 +16,7 @@ from atlas_lab.core.target import Target, shipped_targets
 from atlas_lab.experiments.case import Case, base_context, target_for, verdict_of
 from atlas_lab.experiments.cases import Budget, cases, launched, refusal, role_sets, teeth_case
 from atlas_lab.experiments.checks import Check, checks_of, compiled_in
+from atlas_lab.experiments.ran_by_models import ran_by_models
 from atlas_lab.formats import FORMATS
 from atlas_lab.kernels.gemm.wgmma_parts import clear_flags
 from atlas_lab.kernels.lang import Kernel, architectures
@@ -24,6 +25,11 @@ H200 = shipped_targets()[0]
 A100 = next(t for t in shipped_targets() if t.arch == "sm_80")
 ARMS = {a.name: a for a in (*atlas_arms(), DEFECTS[0][0])}
 TARGETS = {name: target_for(arm, H200) for name, arm in ARMS.items()}  # which the arm's cases are of
+# One of each kind of arm; all with `--full`.
+KINDS = ("bf16_gemm", "fp8_gemv", "fp8_row_gemv", "fp8_mma", "nvfp4_wgmma", "nvfp4_mma_joined", "q2_mma", "int8_gemv")
+EACH = pytest.mark.parametrize(
+    "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.full) for name in ARMS]
+)
 
 
 @functools.cache
@@ -31,7 +37,7 @@ def drawn_for(name: str, budget: Budget = "interpreter") -> tuple[Case, ...]:
     return cases(ARMS[name], target=TARGETS[name], budget=budget)
 
 
-@pytest.mark.parametrize("name", ARMS)
+@EACH
 def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
     arm = ARMS[name]
     drawn = drawn_for(name)
@@ -59,7 +65,7 @@ def test_cases_are_where_the_arm_says_yes_and_awkward(name: str) -> None:
     assert 5 <= len(drawn) - len(unreached) <= (14 if arm.source else 4 * len(FORMATS)), "few, telling cases"
 
 
-@pytest.mark.parametrize("name", ARMS)
+@EACH
 def test_a_gpu_gets_the_same_and_full_size_ones(name: str) -> None:
     small, large = drawn_for(name), drawn_for(name, "gpu")
     assert set(small) <= set(large)
@@ -67,7 +73,7 @@ def test_a_gpu_gets_the_same_and_full_size_ones(name: str) -> None:
     assert max(c.m for c in large) == min(ARMS[name].rows.last, 4099)
 
 
-@pytest.mark.parametrize("name", ARMS)
+@EACH
 def test_every_format_and_convention_of_the_family_is_drawn(name: str) -> None:
     drawn = drawn_for(name)
     formats = {c.format for c in drawn}
@@ -92,7 +98,7 @@ def test_a_card_launches_the_fp8_gemvs_for_what_it_has_and_no_others(name: str) 
     assert reached_on(A100, ARMS[name]) == set(ARMS[name].kernels)
 
 
-@pytest.mark.parametrize("name", [name for name, arm in ARMS.items() if arm.kernels])
+@EACH
 def test_every_kernel_that_a_small_shape_reaches_is_launched(name: str) -> None:
     arm = ARMS[name]
     reached = reached_on(TARGETS[name], arm)
@@ -133,25 +139,36 @@ def compiled(arm: Arm, target: Target, *, everywhere: bool) -> list[tuple[Kernel
     return [(k, c.arch) for c in checks for k in compiled_in(c, arm)]
 
 
-def test_kernels_are_compiled_for_every_architecture_or_for_the_target_s_and_one_of_each_family_elsewhere() -> None:
+def test_kernels_are_compiled_for_every_architecture_or_those_of_models_for_the_target_s() -> None:
     arm = ARMS["nvfp4_mma_repacked"]
     pairs = [(k, a) for k in kernels_of(arm) for a in architectures(k.needs)]
-    here = [(k, a) for k, a in pairs if k == arm.kernels[0] or a == H200.arch]
+    ran = ran_by_models(arm, H200)
+    here = [(k, a) for k, a in pairs if k == arm.kernels[0] or (a == H200.arch and k in ran)]
     assert sorted(compiled(arm, H200, everywhere=True), key=str) == sorted(pairs, key=str)
     assert sorted(compiled(arm, H200, everywhere=False), key=str) == sorted(here, key=str)
-    assert {k for k, _ in here} == set(kernels_of(arm))
-    assert len(here) < len(pairs)
+    assert len(kernels_of(arm)) / 4 < len(ran) < len(kernels_of(arm))
 
 
 def test_of_kernels_with_an_epilogue_the_first_of_each_family_and_epilogue_is_compiled() -> None:
     """The arm names that first which has the fewest registers left; `--full` compiles them all."""
     arm = ARMS["fp8_wgmma_w8a8"]
-    few, every = (compiled_in(Check("compile", arm.name, arch=H200.arch, home=home), arm) for home in (H200.arch, ""))
+    few, every = (compiled_in(Check("compile", arm.name, arch=H200.arch, home=home), arm) for home in (H200.name, ""))
     apart = [k for k in few if epilogue_of(k) is not None]
     assert [epilogue_of(k) for k in apart] == ["addends", "fp8_groups", "addends fp8_groups"]
     assert [dict(k.spec.parameters)["bn"] for k in apart] == [192, 128, 128]
-    assert set(every) - set(few) == {k for k in kernels_of(arm) if epilogue_of(k) is not None} - set(apart)
+    assert set(few) - set(apart) > ran_by_models(arm, H200)
     assert set(every) == set(kernels_of(arm))
+
+
+@pytest.mark.parametrize("name", ["nvfp4_mma", "fp8_wgmma_w8a8", "int8_mma"])
+def test_of_models_kernels_those_that_a_small_shape_reaches_are_launched(name: str) -> None:
+    arm = ARMS[name]
+    drawn = [c.case for c in checks_of(arm, H200, everywhere=False) if c.kind == "parity" and c.case is not None]
+    reached = {k for c in drawn for k in launched(c, arm, base_context(H200))}
+    ran = ran_by_models(arm, H200, few=True)
+    assert ran <= ran_by_models(arm, H200)
+    assert ran & {k for c in drawn_for(name) for k in launched(c, arm, base_context(H200))} <= reached
+    assert {c.format for c in drawn} == {c.format for c in drawn_for(name)}
 
 
 def test_an_optional_kernel_that_the_target_s_architecture_cannot_run_is_compiled_where_it_can() -> None:
