@@ -18,6 +18,7 @@ ISSUED = 170  # instructions of a warp for a stage
 PRODUCT = 14  # clocks of a product that do not grow with the rows of x: reading operand A
 POWER = 0.1  # of the clocks of what comes from L2 beside products: both draw power
 FEW_ROWS = 64  # of x, for which a tile may have fewer stages in flight than fit
+FEW_MEETING = 4000, 1250  # `meeting` of so few
 ALONE = 700  # clocks of a stage of SPAN whose warps find nothing else to wait beside
 
 
@@ -34,7 +35,6 @@ class RepackedTile(Tile):
     """K of a stage."""
     x_row: ClassVar[int] = 2 * SPAN
     """Bytes of a stage of a row of x; 32 of them are a product's."""
-    meeting = 4000, 1250
     of_few: ClassVar[int] = MOST_STAGES
     """Stages in flight at most, for few rows of x."""
 
@@ -61,6 +61,10 @@ class RepackedTile(Tile):
         room = min(SHARED_LIMIT, SHARED_OF_SM // per_sm(self.bm, self.bn) - SHARED_RESERVED)
         most = MOST_STAGES if self.bm > FEW_ROWS else self.of_few
         return min(most, (room - self.outside) // (self.stage + BARS))
+
+    @property
+    def meeting(self) -> tuple[int, int]:
+        return FEW_MEETING if self.bm <= FEW_ROWS else super().meeting
 
     @property
     def dealt(self) -> int:

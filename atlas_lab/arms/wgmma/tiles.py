@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar
 
 from atlas_lab.core.chip import PULL, clock
 from atlas_lab.core.target import Target
@@ -18,6 +17,7 @@ NARROW, WIDE, TALL = GROUP_ROWS, 2 * GROUP_ROWS, 3 * GROUP_ROWS  # rows of a til
 L2_BYTES = 56  # a clock that an SM gets from L2 while all ask
 GROUP = 16  # SMs of a GPC that clusters of four can use
 FIXED = 2000  # clocks of a tile's first load and of its stores
+MEETING = 3500  # clocks of clearing flags in a launch before, or of waiting for a part that a block adds
 MAILING = 1500  # clocks in which sums come from another block of a cluster
 LEAST = 8  # stages of a share of tiles that are cut
 ALIKE = 0.9  # of the blocks of a launch, if each tile has as many of them: no block then has shares of two tiles
@@ -39,8 +39,10 @@ class Tile:
     exposed: int = 0
     split: int = 1
 
-    meeting: ClassVar[tuple[int, int]] = 3500, 3500
-    """Clocks of clearing flags in a launch before, and of waiting for each part that a block adds."""
+    @property
+    def meeting(self) -> tuple[int, int]:
+        """Clocks of clearing flags in a launch before, and of waiting for each part that a block adds."""
+        return MEETING, MEETING
 
     @property
     def cluster(self) -> int:
