@@ -271,7 +271,7 @@ def test_tiles_are_chosen_for_what_they_must_fill() -> None:
     base = base_context(HOPPER)
     assert tile_of(case_of("bf16_wgmma", 4096, 17408, 5120), base) == (WIDE, 256, 1, 2)
     assert tile_of(case_of("bf16_wgmma", 512, 17408, 5120), base) == (WIDE, 176, 1, 2)
-    assert tile_of(case_of("bf16_wgmma", 384, 17408, 5120), base) == (WIDE, 256, 1, 1)
+    assert tile_of(case_of("bf16_wgmma", 384, 17408, 5120), base) == (WIDE, 136, 1, 1)
     assert tile_of(case_of("bf16_wgmma", 192, 17408, 5120), base) == (TALL, 136, 1, 1)
     fp8 = {m: tile_of(case_of("fp8_wgmma_w8a8", m, 17408, 5120), base) for m in (192, 512, 4096)}
     assert fp8 == {192: (TALL, 128, 1, 1), 512: (WIDE, 128, 1, 1), 4096: (TALL, 128, 1, 2)}
