@@ -58,7 +58,7 @@ def wgmma_bf16(
     mail_at = out_at + warps_of(bm) * WARP_BYTES
     bars_at = mail_at + mail_bytes(warps_of(bm), count, split)
     of_stages = ring(stages, stage, bars_at, bm, across, bn=bn, down=down)
-    of_tiles, parts_of = dealt(bm, bn, raster, across, down, split, warps_of(bm), count, mail_at)
+    of_tiles, parts_of = dealt(bm, bn, raster, across, down, split, warps_of(bm), count, mail_at, True)
     store_rows, add_rows = row_storer(bn, out_at), row_adder(bn, out_at)
     loading, multiplying = roles(bm)
 
@@ -112,6 +112,7 @@ def wgmma_bf16(
             of_stages.take(s, phase)
             tile, begin, end, row0, col0 = of_stages.part(s)
             while begin < end:
+                own = L.i32((row0 + bm - 1) // bm * bm)  # the first row that no tile before has
                 row0 = L.i32(row0 + GROUP_ROWS * group)
                 if row0 < m:
                     acc = L.zeros(count)
@@ -136,7 +137,8 @@ def wgmma_bf16(
                         if begin > 0:
                             shares = of_tiles.shares(m, n, steps, cut)
                             acc = parts_of.add(parts, flags, acc, L.warp_id(), shares, tile, begin, steps)
-                        store(into, acc, row0 + 16 * (L.warp_id() & 3), col0, m)
+                        row = L.i32(row0 + 16 * (L.warp_id() & 3))
+                        store(into, acc, row, col0, m if row >= own else L.i32(0))
                 else:  # all its rows lie past x: nothing to multiply
                     for _ in range(begin, end):
                         of_stages.take(s, phase)

@@ -110,12 +110,21 @@ def split_meeting(warps: int, count: int, split: int, at: int) -> Meeting:
 
 
 def dealt(
-    bm: int, bn: int, raster: int, across: int, down: int, split: int, warps: int, count: int, mail_at: int
+    bm: int,
+    bn: int,
+    raster: int,
+    across: int,
+    down: int,
+    split: int,
+    warps: int,
+    count: int,
+    mail_at: int,
+    inside: bool = False,
 ) -> tuple[Walk, Meeting]:
-    """How tiles are dealt out, and how sums meet: over a cluster that cuts their K where it is `split`, with memory
-    from byte `mail_at` on. Raises ValueError where blocks would share loads too."""
+    """How tiles are dealt out, `inside` x as `walk` says, and how sums meet: over a cluster that cuts their K where it
+    is `split`, with memory from byte `mail_at` on. Raises ValueError where blocks would share loads too."""
     if split == 1:
-        return walk(bm, bn, raster, across, down), meeting(warps, count, across * down)
+        return walk(bm, bn, raster, across, down, inside), meeting(warps, count, across * down)
     if across * down > 1:
         raise ValueError(f"split: found {split} blocks a tile in clusters of {across} x {down}, expected 1 x 1")
     return split_walk(bm, bn, split), split_meeting(warps, count, split, mail_at)

@@ -19,6 +19,8 @@ from atlas_lab.kernels.gemm.tile import tile_at
 from atlas_lab.kernels.gemm.wgmma_ring import Ring
 from atlas_lab.kernels.lang import cuda
 
+BACK = 16  # rows that a warp stores
+
 
 @L.device
 def shared_tiles(tiles, groups, cut):
@@ -52,9 +54,11 @@ class Walk(NamedTuple):
 
 
 @functools.cache
-def walk(bm: int, bn: int, raster: int, across: int = 1, down: int = 1) -> Walk:
+def walk(bm: int, bn: int, raster: int, across: int = 1, down: int = 1, inside: bool = False) -> Walk:
     """Tiles of bm x bn; a cluster takes neighbours, `across` in a row and `down` in a column. `raster` row tiles share
-    their weights' columns before the next column."""
+    their weights' columns before the next column. With `inside` a tile that would reach past m begins earlier, by as
+    many times BACK rows as are missing, for boxes past the end of x take longer: its rows before a multiple of bm are
+    those of the tile before, which stores them."""
     wide, tall, cluster = bn * across, bm * down, across * down
     band = max(raster // down, 1)
 
@@ -86,6 +90,8 @@ def walk(bm: int, bn: int, raster: int, across: int = 1, down: int = 1) -> Walk:
             col0 = col0 + L.i32(L.cluster_rank()) % across * bn
         if down > 1:
             row0 = row0 + L.i32(L.cluster_rank()) // across * bm
+        if inside and row0 < m:
+            row0 = row0 - max(min(row0, L.i32(row0 + bm - m)), 0) // BACK * BACK
         return tile, begin, L.i32(max(begin, stop)), L.i32(row0), L.i32(col0)
 
     @L.device
