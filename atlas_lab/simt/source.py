@@ -25,18 +25,21 @@ def _is_internal(name: str) -> bool:
 def site_of(frame: FrameType | None) -> Site | None:
     """Code and instruction of the nearest frame of kernel code. Its line costs more, so it is looked up later.
 
-    An intrinsic may be implemented anywhere, so what runs inside a call of one never counts.
+    An intrinsic may be implemented anywhere, so what runs inside a call of one never counts, but for device functions
+    that an implementation calls.
     """
     internal = _internal
     found: FrameType | None = None
     while frame is not None:
         code = frame.f_code
-        if code is _CALL:
-            found = None
+        name = code.co_filename
+        if internal[name] if name in internal else _is_internal(name):
+            if found is not None:
+                if code is not _CALL:
+                    break
+                found = None
         elif found is None:
-            name = code.co_filename
-            if not (internal[name] if name in internal else _is_internal(name)):
-                found = frame
+            found = frame
         frame = frame.f_back
     return (found.f_code, found.f_lasti) if found is not None else None
 
