@@ -79,7 +79,7 @@ def test_it_is_w4a16_but_for_the_rounding_of_x() -> None:
     base = base_context(HOPPER)
     with open_device("interpreter", HOPPER) as device:
         ours, exact = (
-            run(case_of(17, 72, 512, arm=name), ARMS[name], device, base).out.astype(np.float64).ravel()
+            run(case_of(17, 72, 256, arm=name), ARMS[name], device, base).out.astype(np.float64).ravel()
             for name in (ARM.name, "nvfp4_wgmma")
         )
     cosine = ours @ exact / np.sqrt((ours @ ours) * (exact @ exact))
@@ -146,7 +146,7 @@ def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> 
     faulty(monkeypatch, 7)
     device = InterpreterDevice(HOPPER, options=Options(late_async=True))
     with pytest.raises(simt.SimtError, match="wgmma_"):
-        run(case_of(17, 64, 1408), ARM, device, base_context(HOPPER))
+        run(case_of(17, 64, 1152), ARM, device, base_context(HOPPER))
 
 
 def test_sums_that_are_read_before_their_product_ended_are_reported(monkeypatch) -> None:

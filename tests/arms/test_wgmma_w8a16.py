@@ -30,6 +30,7 @@ from atlas_lab.simt import Options
 
 ARM = {a.name: a for a in atlas_arms()}["fp8_wgmma"]
 HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
+FORMS = ("fp8", "fp8_tensor", "fp8_row")
 
 
 def case_of(m: int, n: int, k: int, form: str = "fp8", columns: int = 0, stored: str = "") -> Case:
@@ -43,12 +44,22 @@ def tile_of(case: Case, base) -> tuple[int, int, int]:
     return parameters["bm"], parameters["bn"], parameters["cluster"]
 
 
+SHAPES = {
+    **dict.fromkeys([(17, 8, 16), (33, 136, 272), (64, 5, 128)], FORMS),
+    (129, 264, 144): ("fp8",),
+    (17, 9, 4240): ("fp8",),  # more stages than a warp has lanes
+    (65, 77, 400): ("fp8_row",),
+}
+
+
 @pytest.mark.parametrize(
-    ("m", "n", "k"),
-    # the last but one: more stages than a warp has lanes
-    [(17, 8, 16), (33, 136, 272), (129, 264, 144), (64, 5, 128), (17, 9, 4240), (65, 77, 400)],
+    ("m", "n", "k", "form"),
+    [
+        pytest.param(*shape, form, marks=() if form in forms else pytest.mark.full)
+        for shape, forms in SHAPES.items()
+        for form in FORMS
+    ],
 )
-@pytest.mark.parametrize("form", ["fp8", "fp8_tensor", "fp8_row"])
 def test_awkward_shapes(m: int, n: int, k: int, form: str, device) -> None:
     result = run_case(case_of(m, n, k, form), ARM, device, base_context(device.target))
     assert result.ok, result.sentence
