@@ -20,9 +20,12 @@ from atlas_lab.runtime.device import open_device
 # Three row tiles on an SM: a block of two tiles is followed by one of one.
 TARGET, N, K = replace(shipped_targets()[0], sms=1), 39, 512
 ARMS = {a.name: a for a in atlas_arms() if isinstance(a, Mma) and not a.joined}
-# Of each arm the first and the last; the others in make test-full.
+KINDS = {"cluster", "abreast"}
+# Of each arm the first, and the last where it is over a cluster or abreast; the others in make test-full.
 SETTINGS = [
-    pytest.param(name, s, marks=() if i in (0, len(offered) - 1) else pytest.mark.full)
+    pytest.param(
+        name, s, marks=() if i == 0 or (i == len(offered) - 1 and KINDS & dict(s).keys()) else pytest.mark.full
+    )
     for name, offered in ((name, a.settings(N, K, TARGET)) for name, a in ARMS.items())
     for i, s in enumerate(offered)
 ]

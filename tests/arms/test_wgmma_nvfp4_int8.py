@@ -11,6 +11,7 @@ import pytest
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
 from atlas_lab.arms.copies.repacked import pack
+from atlas_lab.arms.wgmma import tiles
 from atlas_lab.arms.wgmma.nvfp4_int8 import IntegersTile
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.target import shipped_targets
@@ -41,9 +42,10 @@ def tile_of(case: Case, base) -> tuple[int, int]:
 
 
 def test_tiles_that_are_cut_along_k(monkeypatch) -> None:
-    """Two shares of a tile."""
-    target = replace(HOPPER, sms=2)
+    """Three shares of two tiles: the middle one lies on both."""
+    target = replace(HOPPER, sms=3)
     monkeypatch.setattr(Tile, "cut", lambda *a: True)
+    monkeypatch.setattr(tiles, "LEAST", 4)
     monkeypatch.setattr(ARM, "tile", lambda c: IntegersTile(32, 128))
     launch, cuts = ARM.launch, []
 
@@ -54,9 +56,9 @@ def test_tiles_that_are_cut_along_k(monkeypatch) -> None:
 
     monkeypatch.setattr(ARM, "launch", recorded)
     with open_device("interpreter", target) as device:
-        result = run_case(case_of(17, 72, 2048), ARM, device, base_context(target))
+        result = run_case(case_of(17, 136, 768), ARM, device, base_context(target))
     assert result.ok, result.sentence
-    assert set(cuts) == {(2, 1)}
+    assert set(cuts) == {(3, 1)}
 
 
 def test_nothing_of_a_weight_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
+from atlas_lab.arms.wgmma import tiles
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.arms.wgmma.w8a16 import StoredTile
 from atlas_lab.core.launch import Launch
@@ -124,10 +125,11 @@ def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order() -> None:
 def test_scales_of_rows_multiply_sums_that_blocks_share(monkeypatch) -> None:
     """One tile and a half on three SMs, cut along K."""
     monkeypatch.setattr(Tile, "cut", lambda *a: True)
+    monkeypatch.setattr(tiles, "LEAST", 4)
     monkeypatch.setattr(ARM, "tile", lambda c: StoredTile(64, 64))
     target = replace(HOPPER, sms=3)
     with open_device("interpreter", target) as device:
-        result = run_case(case_of(33, 96, 1536, "fp8_row"), ARM, device, base_context(target))
+        result = run_case(case_of(33, 96, 768, "fp8_row"), ARM, device, base_context(target))
     assert result.ok, result.sentence
 
 
