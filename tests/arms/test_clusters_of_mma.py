@@ -26,11 +26,11 @@ from atlas_lab.runtime.interpreter import InterpreterDevice
 from atlas_lab.simt import Buffer, Options
 
 TARGETS = {t.name: t for t in shipped_targets()}
-FEW = replace(TARGETS["h200"], sms=3)
+FEW = replace(TARGETS["h200"], sms=2)
 WARPS, CLUSTERS = 8, (2, 4, 8)
-# Rows that end inside a tile, of three tiles on three SMs. Units that the warps do not divide, the last one cut short
+# Rows that end inside a tile, of two tiles on two SMs. Units that the warps do not divide, the last one cut short
 # where an arm takes that; of Q4_K fewer than warps.
-N, K = 39, 1152
+N, K = 23, 1152
 CUT = {
     "bf16_mma": 1096,
     "fp8_mma": 1104,
@@ -58,7 +58,7 @@ def ran(name: str, k: int, m: int, cluster: int) -> Ran:
     [pytest.param(n, CUT.get(n, K), marks=() if n in OFFERED else pytest.mark.full) for n in ARMS],
 )
 def test_bits_do_not_depend_on_the_cluster(name: str, k: int, cluster: int) -> None:
-    for m in (1, 8, 9, 16):
+    for m in (3, 16):
         one, spread_out = ran(name, k, m, 1), ran(name, k, m, cluster)
         assert spread_out.out.tobytes() == one.out.tobytes()
         (here,), (there,) = one.program.launches, spread_out.program.launches
@@ -74,7 +74,7 @@ def test_bits_do_not_depend_on_the_order_of_threads_and_stores(name: str) -> Non
     case = Case(name, ("ffn.up",), 9, N, K, form_of(ARMS[name]), setting=form.setting)
     drawn = Options(order="random", late_async="random")
     outs = []
-    for seed, options in ((0, Options()), (1, drawn), (2, drawn)):
+    for seed, options in ((0, Options()), (1, drawn)):
         with InterpreterDevice(FEW, seed=seed, options=options) as device:
             outs.append(run(case, ARMS[name], device, base_context(FEW)).out.tobytes())
     assert outs[1:] == outs[:-1]

@@ -57,7 +57,7 @@ def test_tensor_scales_near_the_ends_of_float32(arm: str, m: int, form: str, sca
     def spoil(name: str, a: np.ndarray) -> np.ndarray:
         return np.full(a.shape, scale, np.float32) if name.endswith("global_scale") else a
 
-    found = parity(monkeypatch, Case(arm, ("ffn.up",), m, 16, 256, form), spoil, x_times=2.0**-100)
+    found = parity(monkeypatch, Case(arm, ("ffn.up",), m, 16, 128, form), spoil, x_times=2.0**-100)
     assert found.ok, found.sentence
 
 
@@ -71,7 +71,7 @@ def test_every_block_scale_and_the_code_of_minus_zero(arm: str, monkeypatch) -> 
             a[:, ::3] = 0x88
         return a
 
-    for m in (1, 3, 13, 17):
+    for m in (3, 13, 17):
         if m in ARMS[arm].rows:
-            found = parity(monkeypatch, Case(arm, ("ffn.up",), m, 40, 1280, "nvfp4"), spoil)
+            found = parity(monkeypatch, Case(arm, ("ffn.up",), m, 24, 256, "nvfp4"), spoil)
             assert found.ok, found.sentence

@@ -24,9 +24,9 @@ ARMS = {a.name: a for a in atlas_arms()}
 @pytest.mark.parametrize(
     ("name", "form", "k"),
     [
-        ("bf16_gemm", "bf16", 328),
-        ("fp8_gemm", "fp8", 336),
-        ("nvfp4_gemm", "nvfp4", 320),
+        ("bf16_gemm", "bf16", 136),
+        ("fp8_gemm", "fp8", 144),
+        ("nvfp4_gemm", "nvfp4", 192),
         ("nvfp4_gemm", "nvfp4_ct", 64),
     ],
 )

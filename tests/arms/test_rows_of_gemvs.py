@@ -31,7 +31,7 @@ def test_bits_of_a_row_are_those_of_one_row_alone(name: str, sms: int) -> None:
     base = base_context(target)
     cuts = set()
     for form in FORM[arm.source]:
-        case = Case(name, ("ffn.up",), 3, 67, K, form)
+        case = Case(name, ("ffn.up",), 3, 19, K, form)
         if not verdict_of(case, arm, base):
             continue
         with open_device("interpreter", target) as device:

@@ -33,6 +33,20 @@ FORMS = {"bf16_wgmma": "bf16", "fp8_wgmma_w8a8": "fp8"}
 BOTH = pytest.mark.parametrize("name", FORMS)
 
 
+def tiles_of(name: str) -> list:
+    """With rows of x that are enough for each; of every height and cluster the narrowest, the others in full."""
+    out, seen = [], set()
+    for t in sorted((t for tiles in ARMS[name].tiles() for t in tiles if t.split == 1), key=lambda t: t.bn):
+        kind = (t.bm, t.across, t.down)
+        marks = pytest.mark.full if kind in seen else ()
+        out.append(pytest.param(name, NARROW if t.bm == NARROW else 131, t, marks=marks))
+        seen.add(kind)
+    return out
+
+
+TILES = [t for name in FORMS for t in tiles_of(name)]
+
+
 def case_of(name: str, m: int, n: int, k: int, columns: int = 0) -> Case:
     setting = (("columns", columns),) if columns else ()
     return Case(name, ("ffn.up",), m, n, k, FORMS[name], setting=setting)
@@ -50,7 +64,10 @@ def ran(case: Case, device: Device) -> Ran:
 
 @pytest.mark.parametrize(
     ("m", "n", "k"),
-    [(17, 8, 16), (33, 96, 48), (100, 136, 272), (129, 264, 144), (17, 136, 1040), (64, 5, 16), (65, 77, 400)],
+    [
+        *((17, 8, 16), (33, 96, 48), (17, 136, 1040), (64, 5, 16), (65, 77, 400)),
+        *(pytest.param(*shape, marks=pytest.mark.full) for shape in ((100, 136, 272), (129, 264, 144))),
+    ],
 )
 @BOTH
 def test_awkward_shapes(name: str, m: int, n: int, k: int, device) -> None:
@@ -58,19 +75,16 @@ def test_awkward_shapes(name: str, m: int, n: int, k: int, device) -> None:
     assert result.ok, result.sentence
 
 
-@pytest.mark.parametrize("m", [NARROW, 131])
-@BOTH
-def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(name: str, m: int, monkeypatch) -> None:
+@pytest.mark.parametrize(("name", "m", "t"), TILES, ids=str)
+def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(name: str, m: int, t: Tile, monkeypatch) -> None:
     """Whatever the model would choose: each block takes several tiles, its ring goes around."""
-    arm = ARMS[name]
-    for t in (t for t in arm.tiles()[m > NARROW] if t.split == 1):
-        target = replace(HOPPER, sms=t.cluster)
-        monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
-        case = case_of(name, m, t.bn * t.across + (8 if t.bn % 64 else 3), 144)
-        assert tile_of(case, base_context(target)) == (t.bm, t.bn, t.across, t.down)
-        with open_device("interpreter", target) as device:
-            result = run_case(case, arm, device, base_context(target))
-        assert result.ok, result.sentence
+    arm, target = ARMS[name], replace(HOPPER, sms=t.cluster)
+    monkeypatch.setattr(arm, "tile", lambda c: t)
+    case = case_of(name, m, t.bn * t.across + (8 if t.bn % 64 else 3), 144)
+    assert tile_of(case, base_context(target)) == (t.bm, t.bn, t.across, t.down)
+    with open_device("interpreter", target) as device:
+        result = run_case(case, arm, device, base_context(target))
+    assert result.ok, result.sentence
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ import pytest
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms, copies
 from atlas_lab.arms.mma.base import JOINED
+from atlas_lab.arms.wgmma import tiles
 from atlas_lab.arms.wgmma.block_nvfp4 import BlocksTile
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.arm import Arm
@@ -220,6 +221,7 @@ def test_tiles_that_are_cut(roles, ns, k: int, blocks: int, monkeypatch) -> None
 def test_flags_that_a_product_before_has_set_are_reported(monkeypatch) -> None:
     """Products that share their flags take sums of another projection for theirs."""
     monkeypatch.setattr(Tile, "cut", lambda *a: True)
+    monkeypatch.setattr(tiles, "LEAST", 4)
     lower = TOGETHER.lower
 
     def spoiled(c) -> list:
@@ -229,7 +231,7 @@ def test_flags_that_a_product_before_has_set_are_reported(monkeypatch) -> None:
     monkeypatch.setattr(TOGETHER, "lower", spoiled)
     device = InterpreterDevice(replace(HOPPER, sms=3), seed=0, options=Options(order="random"))
     with pytest.raises(simt.Race, match="parts"):
-        ran(TOGETHER, site_with(FFN, (136, 136), 1536, "nvfp4"), 9, device)
+        ran(TOGETHER, site_with(FFN, (136, 136), 768, "nvfp4"), 9, device)
 
 
 @pytest.mark.parametrize("with_scale", [True, False])

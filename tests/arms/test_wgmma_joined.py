@@ -12,6 +12,7 @@ import pytest
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
 from atlas_lab.arms.mma.base import JOINED
+from atlas_lab.arms.wgmma import tiles
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.arm import Arm
 from atlas_lab.core.call import Call, Operand
@@ -40,6 +41,7 @@ HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
 FORMS = {"bf16_wgmma_joined": "bf16", "nvfp4_wgmma_joined": "nvfp4"}
 FFN, QKV, GDN = (tuple(group.split("+")) for group in JOINED)
 BOTH = pytest.mark.parametrize("name", FORMS)
+FULL = pytest.mark.full
 TIMES = (1, 23, 0.3)  # how large weights are, so that tensor scales differ
 
 
@@ -93,21 +95,27 @@ def tile_of(r: Ran) -> tuple[int, int]:
     return parameters["bm"], parameters["bn"]
 
 
+ROWS = [
+    (FFN, (8, 8), 17, 128),  # a tile for each
+    (QKV, (130, 5, 9), 20, 128),  # none begins at a multiple of 8
+    (GDN, (16, 20), 35, 128),  # y's rows are no multiple of 8 apart
+    (FFN, (136, 136), 65, 256),  # each ends inside its second tile
+    (QKV, (256, 128, 128), 66, 128),  # all end where tiles do
+    (FFN, (77, 77), 33, 128),
+    (QKV, (264, 8, 136), 40, 256),
+    (GDN, (200, 24), 129, 128),
+    (GDN, (7, 260), 67, 128),
+]
+
+
 @pytest.mark.parametrize(
-    ("roles", "ns", "m", "k"),
+    ("name", "roles", "ns", "m", "k"),
     [
-        (FFN, (8, 8), 17, 128),  # a tile for each
-        (FFN, (136, 136), 65, 256),  # each ends inside its second tile
-        (FFN, (77, 77), 33, 128),
-        (QKV, (264, 8, 136), 40, 256),
-        (QKV, (130, 5, 9), 20, 128),  # none begins at a multiple of 8
-        (QKV, (256, 128, 128), 66, 128),  # all end where tiles do
-        (GDN, (200, 24), 129, 128),
-        (GDN, (7, 260), 67, 128),
-        (GDN, (16, 20), 35, 128),  # y's rows are no multiple of 8 apart
+        pytest.param(name, *r, marks=() if i < (5 if name == "bf16_wgmma_joined" else 3) else FULL)
+        for name in FORMS
+        for i, r in enumerate(ROWS)
     ],
 )
-@BOTH
 def test_projections_of_any_rows(name: str, roles, ns, m: int, k: int, device) -> None:
     result = ran(name, roles, ns, m, k, device)
     assert result.ok, str(result.compared)
@@ -116,8 +124,8 @@ def test_projections_of_any_rows(name: str, roles, ns, m: int, k: int, device) -
 @pytest.mark.parametrize(
     ("m", "ns"),
     [
-        (64, (296, 24, 136)),
-        *(pytest.param(*p, marks=pytest.mark.full) for p in ((33, (77, 270, 3)), (67, (136, 3, 24)))),
+        (64, (136, 24, 8)),
+        *(pytest.param(*p, marks=FULL) for p in ((64, (296, 24, 136)), (33, (77, 270, 3)), (67, (136, 3, 24)))),
     ],
 )
 @BOTH
@@ -128,19 +136,24 @@ def test_a_card_of_two_blocks(name: str, m: int, ns) -> None:
     assert result.ok, str(result.compared)
 
 
-@BOTH
-def test_every_tile(name: str, monkeypatch) -> None:
-    arm = ARMS[name]
-    few, more = arm.tiles()
-    for m, t in (*((t.bm - 3, t) for t in few), *((67, t) for t in more)):
-        monkeypatch.setattr(arm, "tile", lambda c, t=t: t)
-        with open_device("interpreter", replace(HOPPER, sms=3)) as device:
-            result = ran(name, GDN, (t.bn + 8, 24), m, 256, device)
-        assert tile_of(result) == (t.bm, t.bn)
-        assert result.ok, f"{t}: {result.compared}"
+TILES = [
+    pytest.param(name, m, t, marks=FULL if t.bm > 128 or t.bn > 136 else ())
+    for name in FORMS
+    for few, more in [ARMS[name].tiles()]
+    for m, t in (*((t.bm - 3, t) for t in few), *((67, t) for t in more))
+]
 
 
-@pytest.mark.parametrize(("roles", "ns"), [(GDN, (72, 72)), (QKV, (72, 8, 200))])
+@pytest.mark.parametrize(("name", "m", "t"), TILES, ids=str)
+def test_every_tile(name: str, m: int, t: Tile, monkeypatch) -> None:
+    monkeypatch.setattr(ARMS[name], "tile", lambda c: t)
+    with open_device("interpreter", replace(HOPPER, sms=3)) as device:
+        result = ran(name, GDN, (t.bn + 8, 24), m, 256, device)
+    assert tile_of(result) == (t.bm, t.bn)
+    assert result.ok, str(result.compared)
+
+
+@pytest.mark.parametrize(("roles", "ns"), [(GDN, (72, 72)), pytest.param(QKV, (72, 8, 200), marks=FULL)])
 def test_blocks_of_a_cluster_take_tiles_of_one_projection(roles, ns, monkeypatch) -> None:
     """Where it has columns for one of them alone, the other stores nothing."""
     arm, tile = ARMS["bf16_wgmma_joined"], Tile(128, 64, 2)
@@ -155,7 +168,7 @@ def test_blocks_of_a_cluster_take_tiles_of_one_projection(roles, ns, monkeypatch
 @pytest.mark.parametrize("form", ["nvfp4", "nvfp4_ct"])
 def test_each_projection_has_its_own_tensor_scale(form: str, device, monkeypatch) -> None:
     name = "nvfp4_wgmma_joined"
-    assert ran(name, QKV, (40, 24, 136), 33, 128, device, form).ok
+    assert ran(name, QKV, (40, 24, 8), 17, 128, device, form).ok
     lower = ARMS[name].lower
 
     def exchanged(c: Call) -> list:
@@ -165,21 +178,28 @@ def test_each_projection_has_its_own_tensor_scale(form: str, device, monkeypatch
         return [*first, replace(last, args=tuple(args))]
 
     monkeypatch.setattr(ARMS[name], "lower", exchanged)
-    assert not ran(name, QKV, (40, 24, 136), 33, 128, device, form).ok
+    assert not ran(name, QKV, (40, 24, 8), 17, 128, device, form).ok
+
+
+SHARES = [
+    (QKV, (72, 64, 8), 3, 3),  # four tiles, two of one projection
+    (FFN, (64, 64), 12, 3),  # the middle share lies on both projections
+    (QKV, (130, 5, 70), 5, 4),
+    (GDN, (200, 24), 5, 2),  # whole tiles after the shares
+]
 
 
 @pytest.mark.parametrize(
-    ("roles", "ns", "steps", "blocks"),
+    ("name", "roles", "ns", "steps", "blocks"),
     [
-        (FFN, (64, 64), 12, 3),  # the middle share lies on both projections
-        (QKV, (72, 64, 8), 6, 3),  # four tiles, two of one projection
-        (QKV, (130, 5, 70), 5, 4),
-        (GDN, (200, 24), 5, 2),  # whole tiles after the shares
+        pytest.param(name, *s, marks=() if s == SHARES[0] or (name == "bf16_wgmma_joined" and s == SHARES[3]) else FULL)
+        for name in FORMS
+        for s in SHARES
     ],
 )
-@BOTH
 def test_tiles_that_are_cut(name: str, roles, ns, steps: int, blocks: int, monkeypatch) -> None:
     monkeypatch.setattr(Tile, "cut", lambda *a: True)
+    monkeypatch.setattr(tiles, "LEAST", 4)
     k = steps * (64 if name == "bf16_wgmma_joined" else 128)
     with open_device("interpreter", replace(HOPPER, sms=blocks)) as device:
         result = ran(name, roles, ns, 33, k, device)
@@ -189,7 +209,9 @@ def test_tiles_that_are_cut(name: str, roles, ns, steps: int, blocks: int, monke
     assert result.ok, str(result.compared)
 
 
-@pytest.mark.parametrize(("m", "ns"), [pytest.param(40, (72, 8, 136), marks=pytest.mark.full), (67, (130, 5, 9))])
+@pytest.mark.parametrize(
+    ("m", "ns"), [(20, (130, 5, 9)), *(pytest.param(*p, marks=FULL) for p in ((40, (72, 8, 136)), (67, (130, 5, 9))))]
+)
 @BOTH
 def test_whole_tiles_have_the_bits_of_projections_alone(name: str, m: int, ns, device, monkeypatch) -> None:
     monkeypatch.setattr(Tile, "cut", lambda *a: False)

@@ -32,6 +32,8 @@ from atlas_lab.simt import Options
 ARMS = {a.name: a for a in atlas_arms()}
 ARM = ARMS["nvfp4_wgmma"]
 HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
+BOTH = ("nvfp4", "nvfp4_ct")
+FULL = pytest.mark.full
 
 
 def fragments(lanes: Lanes):
@@ -65,28 +67,37 @@ def tile_of(case: Case, base) -> tuple[int, int, int]:
     return parameters["bm"], parameters["bn"], parameters["cluster"]
 
 
-@pytest.mark.parametrize("form", ["nvfp4", "nvfp4_ct"])
 @pytest.mark.parametrize(
-    ("m", "n", "k"),
-    [(17, 8, 128), (33, 96, 256), (100, 136, 384), (129, 264, 128), (17, 136, 1408), (64, 5, 128), (65, 77, 512)],
+    ("m", "n", "k", "form"),
+    [
+        *((*shape, form) for shape in ((17, 8, 128), (33, 96, 256), (64, 5, 128)) for form in BOTH),
+        *((*shape, "nvfp4") for shape in ((129, 264, 128), (17, 136, 1408), (65, 77, 512))),
+        *(pytest.param(*s, "nvfp4_ct", marks=FULL) for s in ((129, 264, 128), (17, 136, 1408), (65, 77, 512))),
+        *(pytest.param(100, 136, 384, form, marks=FULL) for form in BOTH),
+    ],
 )
 def test_awkward_shapes(m: int, n: int, k: int, form: str, device) -> None:
     result = run_case(case_of(m, n, k, form), ARM, device, base_context(device.target))
     assert result.ok, result.sentence
 
 
-@pytest.mark.parametrize("m", [31, 64, pytest.param(131, marks=pytest.mark.full)])
-def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(m: int, monkeypatch) -> None:
+FEW, MORE = ARM.tiles()
+TILES = [
+    *(pytest.param(t.bm - 1, t, 640, marks=() if t.bn == 64 else FULL) for t in FEW if t.split == 1),
+    *(pytest.param(131, t, 384, marks=FULL) for t in MORE),
+]
+
+
+@pytest.mark.parametrize(("m", "t", "k"), TILES, ids=str)
+def test_every_tile_with_ragged_edges_on_a_card_of_one_cluster(m: int, t: Tile, k: int, monkeypatch) -> None:
     """Whatever the model would choose: each block takes several tiles, its ring goes around."""
-    few, more = ARM.tiles()
-    for t in more if m > 64 else [t for t in few if t.bm - 32 < m <= t.bm and t.split == 1]:
-        target = replace(HOPPER, sms=t.cluster)
-        monkeypatch.setattr(ARM, "tile", lambda c, t=t: t)
-        case = case_of(m, t.bn * t.at_once(t.cluster) + 8, 640 if m <= 64 else 384)
-        assert tile_of(case, base_context(target)) == (t.bm, t.bn, t.cluster)
-        with open_device("interpreter", target) as device:
-            result = run_case(case, ARM, device, base_context(target))
-        assert result.ok, f"{t}: {result.sentence}"
+    target = replace(HOPPER, sms=t.cluster)
+    monkeypatch.setattr(ARM, "tile", lambda c: t)
+    case = case_of(m, t.bn * t.at_once(t.cluster) + 8, k)
+    assert tile_of(case, base_context(target)) == (t.bm, t.bn, t.cluster)
+    with open_device("interpreter", target) as device:
+        result = run_case(case, ARM, device, base_context(target))
+    assert result.ok, result.sentence
 
 
 @pytest.mark.gpu

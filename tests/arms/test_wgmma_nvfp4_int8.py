@@ -11,6 +11,7 @@ import pytest
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
 from atlas_lab.arms.copies.repacked import pack
+from atlas_lab.arms.wgmma import tiles
 from atlas_lab.arms.wgmma.nvfp4_int8 import IntegersTile
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.target import shipped_targets
@@ -44,6 +45,7 @@ def test_tiles_that_are_cut_along_k(monkeypatch) -> None:
     """Three shares of two tiles: the middle one lies on both."""
     target = replace(HOPPER, sms=3)
     monkeypatch.setattr(Tile, "cut", lambda *a: True)
+    monkeypatch.setattr(tiles, "LEAST", 4)
     monkeypatch.setattr(ARM, "tile", lambda c: IntegersTile(32, 128))
     launch, cuts = ARM.launch, []
 
@@ -54,7 +56,7 @@ def test_tiles_that_are_cut_along_k(monkeypatch) -> None:
 
     monkeypatch.setattr(ARM, "launch", recorded)
     with open_device("interpreter", target) as device:
-        result = run_case(case_of(17, 136, 1536), ARM, device, base_context(target))
+        result = run_case(case_of(17, 136, 768), ARM, device, base_context(target))
     assert result.ok, result.sentence
     assert set(cuts) == {(3, 1)}
 
@@ -72,7 +74,7 @@ def test_nothing_of_a_weight_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     base = base_context(HOPPER)
     with open_device("interpreter", HOPPER) as device:
         ours, requantized, exact = (
-            run(case_of(17, 72, 512, arm=name), ARMS[name], device, base).out.astype(np.float64)
+            run(case_of(17, 72, 256, arm=name), ARMS[name], device, base).out.astype(np.float64)
             for name in (ARM.name, "int8_wgmma_sub", "nvfp4_wgmma")
         )
     apart, of_both = (np.linalg.norm(y - exact) / np.linalg.norm(exact) for y in (ours, requantized))

@@ -11,6 +11,7 @@ import pytest
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
 from atlas_lab.arms.copies.repacked import pack
+from atlas_lab.arms.wgmma import tiles
 from atlas_lab.arms.wgmma.nvfp4_fp8 import CodesTile
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.target import shipped_targets
@@ -60,6 +61,7 @@ def test_tiles_that_are_cut_along_k(monkeypatch) -> None:
     """Three shares of two tiles: the middle one lies on both."""
     target = replace(HOPPER, sms=1)  # three blocks of one warpgroup
     monkeypatch.setattr(Tile, "cut", lambda *a: True)
+    monkeypatch.setattr(tiles, "LEAST", 4)
     monkeypatch.setattr(ARM, "tile", lambda c: CodesTile(32, 64))
     launch, cuts = ARM.launch, []
 
@@ -70,7 +72,7 @@ def test_tiles_that_are_cut_along_k(monkeypatch) -> None:
 
     monkeypatch.setattr(ARM, "launch", recorded)
     with open_device("interpreter", target) as device:
-        result = run_case(case_of(17, 128, 1536), ARM, device, base_context(target))
+        result = run_case(case_of(17, 128, 768), ARM, device, base_context(target))
     assert result.ok, result.sentence
     assert set(cuts) == {1}
 
@@ -79,7 +81,7 @@ def test_it_is_w4a16_but_for_the_rounding_of_x() -> None:
     base = base_context(HOPPER)
     with open_device("interpreter", HOPPER) as device:
         ours, exact = (
-            run(case_of(17, 72, 512, arm=name), ARMS[name], device, base).out.astype(np.float64).ravel()
+            run(case_of(17, 72, 256, arm=name), ARMS[name], device, base).out.astype(np.float64).ravel()
             for name in (ARM.name, "nvfp4_wgmma")
         )
     cosine = ours @ exact / np.sqrt((ours @ ours) * (exact @ exact))
@@ -146,7 +148,7 @@ def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> 
     faulty(monkeypatch, 7)
     device = InterpreterDevice(HOPPER, options=Options(late_async=True))
     with pytest.raises(simt.SimtError, match="wgmma_"):
-        run(case_of(17, 64, 1408), ARM, device, base_context(HOPPER))
+        run(case_of(17, 64, 1152), ARM, device, base_context(HOPPER))
 
 
 def test_sums_that_are_read_before_their_product_ended_are_reported(monkeypatch) -> None:

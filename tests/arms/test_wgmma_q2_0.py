@@ -12,6 +12,7 @@ from impatient import impatient
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
 from atlas_lab.arms.copies.lanes_q2_0 import pack
+from atlas_lab.arms.wgmma import tiles
 from atlas_lab.arms.wgmma.q2_0 import UnitTile
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.target import shipped_targets
@@ -99,10 +100,11 @@ def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order() -> None:
 def test_sums_that_blocks_share(monkeypatch) -> None:
     """A tile cut into two shares."""
     monkeypatch.setattr(Tile, "cut", lambda *a: True)
+    monkeypatch.setattr(tiles, "LEAST", 4)
     monkeypatch.setattr(ARM, "tile", lambda c: UnitTile(64, 128))
     target = replace(HOPPER, sms=2)
     with open_device("interpreter", target) as device:
-        result = run_case(case_of(33, 40, 2048), ARM, device, base_context(target))
+        result = run_case(case_of(33, 40, 1024), ARM, device, base_context(target))
     assert result.ok, result.sentence
 
 

@@ -12,6 +12,7 @@ from impatient import impatient
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
 from atlas_lab.arms.copies.lanes_q4_k import pack
+from atlas_lab.arms.wgmma import tiles
 from atlas_lab.arms.wgmma.q4_k import BlockTile
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.core.numbers import snr_db
@@ -102,11 +103,12 @@ def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order() -> None:
 def test_sums_that_blocks_share(monkeypatch) -> None:
     """A tile cut into two shares."""
     monkeypatch.setattr(Tile, "cut", lambda *a: True)
+    monkeypatch.setattr(tiles, "LEAST", 4)
     tile = BlockTile(32, 64)
     with_kernel(monkeypatch, kernels.wgmma_q4_k(32, 64, tile.stages, 3))
     target = replace(HOPPER, sms=1)
     with open_device("interpreter", target) as device:
-        result = run_case(case_of(17, 40, 4096), ARM, device, base_context(target))
+        result = run_case(case_of(17, 40, 2048), ARM, device, base_context(target))
     assert result.ok, result.sentence
 
 

@@ -124,7 +124,7 @@ def scaled(monkeypatch):
 )
 def test_the_scale_of_a_checkpoint(form: str, name: str, value: float, shape, device, scaled) -> None:
     scaled(name, value, shape)
-    case, base = Case(ARM.name, ("ffn.up",), 37, 40, 256, form), base_context(device.target)
+    case, base = Case(ARM.name, ("ffn.up",), 17, 40, 128, form), base_context(device.target)
     result = run_case(case, ARM, device, base)
     assert result.ok, result.sentence
     assert [d.key.partition("_reciprocal")[0] for d in route_of(case, ARM, base).declarations] == [

@@ -10,6 +10,7 @@ import pytest
 
 from atlas_lab import simt
 from atlas_lab.arms import atlas_arms
+from atlas_lab.arms.wgmma import tiles
 from atlas_lab.arms.wgmma.tiles import Tile
 from atlas_lab.arms.wgmma.w8a16 import StoredTile
 from atlas_lab.core.launch import Launch
@@ -30,6 +31,7 @@ from atlas_lab.simt import Options
 
 ARM = {a.name: a for a in atlas_arms()}["fp8_wgmma"]
 HOPPER = next(t for t in shipped_targets() if t.arch == "sm_90a")
+FORMS = ("fp8", "fp8_tensor", "fp8_row")
 
 
 def case_of(m: int, n: int, k: int, form: str = "fp8", columns: int = 0, stored: str = "") -> Case:
@@ -43,12 +45,22 @@ def tile_of(case: Case, base) -> tuple[int, int, int]:
     return parameters["bm"], parameters["bn"], parameters["cluster"]
 
 
+SHAPES = {
+    **dict.fromkeys([(17, 8, 16), (33, 136, 272), (64, 5, 128)], FORMS),
+    (129, 264, 144): ("fp8",),
+    (17, 9, 4240): ("fp8",),  # more stages than a warp has lanes
+    (65, 77, 400): ("fp8_row",),
+}
+
+
 @pytest.mark.parametrize(
-    ("m", "n", "k"),
-    # the last but one: more stages than a warp has lanes
-    [(17, 8, 16), (33, 136, 272), (129, 264, 144), (64, 5, 128), (17, 9, 4240), (65, 77, 400)],
+    ("m", "n", "k", "form"),
+    [
+        pytest.param(*shape, form, marks=() if form in forms else pytest.mark.full)
+        for shape, forms in SHAPES.items()
+        for form in FORMS
+    ],
 )
-@pytest.mark.parametrize("form", ["fp8", "fp8_tensor", "fp8_row"])
 def test_awkward_shapes(m: int, n: int, k: int, form: str, device) -> None:
     result = run_case(case_of(m, n, k, form), ARM, device, base_context(device.target))
     assert result.ok, result.sentence
@@ -113,10 +125,11 @@ def test_bits_of_whole_tiles_depend_on_no_tile_no_rows_and_no_order() -> None:
 def test_scales_of_rows_multiply_sums_that_blocks_share(monkeypatch) -> None:
     """One tile and a half on three SMs, cut along K."""
     monkeypatch.setattr(Tile, "cut", lambda *a: True)
+    monkeypatch.setattr(tiles, "LEAST", 4)
     monkeypatch.setattr(ARM, "tile", lambda c: StoredTile(64, 64))
     target = replace(HOPPER, sms=3)
     with open_device("interpreter", target) as device:
-        result = run_case(case_of(33, 96, 1536, "fp8_row"), ARM, device, base_context(target))
+        result = run_case(case_of(33, 96, 768, "fp8_row"), ARM, device, base_context(target))
     assert result.ok, result.sentence
 
 

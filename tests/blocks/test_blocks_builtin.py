@@ -20,6 +20,7 @@ ARMS = {a.name: a for a in atlas_arms()}
 SIZES = sizes("tiny", hidden=128, intermediate=128, activation_limit=0.8)
 H200 = next(t for t in shipped_targets() if t.name == "h200")
 PLACES = ("epilogue", "launch")
+FULL = pytest.mark.full
 
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -29,14 +30,17 @@ def on(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("m", [1, 9])
 @pytest.mark.parametrize(
-    ("form", "arm", "places"),
+    ("form", "arm", "places", "m"),
     [
-        ("bf16", "bf16_mma", PLACES),
-        ("fp8", "fp8_mma", PLACES),
-        ("nvfp4", "nvfp4_mma", PLACES),
-        ("nvfp4", "nvfp4_mma_repacked", (*PLACES, "input")),
+        pytest.param(*case, m, marks=() if m == quick else FULL)
+        for case, quick in (
+            (("bf16", "bf16_mma", PLACES), 9),
+            (("fp8", "fp8_mma", PLACES), 1),
+            (("nvfp4", "nvfp4_mma", PLACES), 1),
+            (("nvfp4", "nvfp4_mma_repacked", (*PLACES, "input")), 9),
+        )
+        for m in (1, 9)
     ],
 )
 def test_clamped_products_agree(on: str, form: str, arm: str, places: tuple[str, ...], m: int):
@@ -52,8 +56,15 @@ def test_clamped_products_agree(on: str, form: str, arm: str, places: tuple[str,
     assert not ran[0].judge.parity(ran[0].program, m, plain, ran[0].x, ran[0].out.__getitem__).passed
 
 
-@pytest.mark.parametrize(("m", "place"), [(17, "launch"), (67, "epilogue")])
-@pytest.mark.parametrize(("form", "arm", "width"), [("bf16", "bf16_wgmma", 200), ("nvfp4", "nvfp4_wgmma", 384)])
+@pytest.mark.parametrize(
+    ("form", "arm", "width", "m", "place"),
+    [
+        ("bf16", "bf16_wgmma", 200, 67, "epilogue"),
+        ("nvfp4", "nvfp4_wgmma", 384, 17, "launch"),
+        pytest.param("bf16", "bf16_wgmma", 200, 17, "launch", marks=FULL),
+        pytest.param("nvfp4", "nvfp4_wgmma", 384, 67, "epilogue", marks=FULL),
+    ],
+)
 def test_gate_and_up_of_many_rows_in_one_launch(on: str, form: str, arm: str, width: int, m: int, place: str):
     """The gated product is a launch of its own, wherever it is asked for."""
     made = sizes("tiny", hidden=128, intermediate=width, activation_limit=0.8)

@@ -58,20 +58,20 @@ def agrees_with_the_package(content: bytes, ours) -> None:
         assert ours == theirs
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples, deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes(tmp_path_factory, content):
     assert outcome(tmp_path_factory.getbasetemp() / "f.safetensors", content) in (None, {})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples, deadline=None)
 @given(st.binary(max_size=100), st.binary(max_size=20))
 def test_random_headers(tmp_path_factory, header, data):
     content = framed(header, data)
     agrees_with_the_package(content, outcome(tmp_path_factory.getbasetemp() / "f.safetensors", content))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples, deadline=None)
 @given(st.data())
 def test_a_damaged_header(tmp_path_factory, data):
     content = bytearray(framed(json.dumps(GOOD), DATA))
@@ -88,7 +88,7 @@ def test_a_damaged_header(tmp_path_factory, data):
     agrees_with_the_package(bytes(content), outcome(tmp_path_factory.getbasetemp() / "f.safetensors", bytes(content)))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(list(GOOD)), st.sampled_from(["dtype", "shape", "data_offsets"]), values)),
     st.integers(70, 90),
@@ -105,7 +105,7 @@ def test_a_header_with_other_values(tmp_path_factory, changes, size):
         assert (ours is None) == (size != len(DATA))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=settings.default.max_examples, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(list(BY_SAFETENSORS)), st.lists(st.integers(0, 5), max_size=4), st.text(max_size=5)),

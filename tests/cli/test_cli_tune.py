@@ -18,7 +18,7 @@ from atlas_lab.runtime.driver import missing_gpu
 
 ARMS = str(Path(__file__).parents[1] / "experiments" / "tunable_arms.py")
 Run = Callable[..., tuple[int, str, str]]
-SHAPES = ("--shapes", "40x64,24x64")
+SHAPES = ("--shapes", "16x64,8x64")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(tuned_file, "shipped_path", lambda target: tmp_path / "tuned" / f"{target}.yaml")
     monkeypatch.setattr(verb, "shipped_path", tuned_file.shipped_path)
     Path("registry.yaml").write_text(
-        f"plugins: [{ARMS}]\nexperiments:\n  x:\n    model: {{family: qwen3.5, hidden: 64, intermediate: 40}}\n"
+        f"plugins: [{ARMS}]\nexperiments:\n  x:\n    model: {{family: qwen3.5, hidden: 64, intermediate: 16}}\n"
         "    m: [1]\n    roles: [ffn.gate]\n    baseline: a\n    variants: {a: {pins: {'*': tunable}}}\n"
     )
 
@@ -83,20 +83,20 @@ def test_a_table_is_written_and_every_later_run_reads_it(run: Run, gpu: None) ->
     assert routes[0] != routes[1]
     rows = doctor(run)
     assert rows["tuned table h200"] == ("ok", "2 settings, all of which their arms know")
-    assert run("tune", "copied", "--shapes", "40x64", "--to", "mine.yaml")[0] == 0
+    assert run("tune", "copied", "--shapes", "16x64", "--to", "mine.yaml")[0] == 0
     assert Path("tuned/h200.yaml").read_text() == text
     assert "arm: copied" in Path("mine.yaml").read_text()
 
 
 def test_several_projections_in_one_call(run: Run, gpu: None) -> None:
-    status, out, err = run("tune", "pair", "fixed", "--shapes", "40+24x64,40x64", "--json", "t.json")
+    status, out, err = run("tune", "pair", "fixed", "--shapes", "16+8x64,16x64", "--json", "t.json")
     assert (status, err) == (0, "")
     said = " ".join(out.split())
-    assert "one setting: fixed 40x64: nothing to choose, its times are kept" in said
-    assert "skipped: fixed 40+24x64: arm fixed serves *" in said
+    assert "one setting: fixed 16x64: nothing to choose, its times are kept" in said
+    assert "skipped: fixed 16+8x64: arm fixed serves *" in said
     found = [(c["arm"], c["shape"], c["status"]) for c in json.loads(Path("t.json").read_text())["cells"]]
-    assert found == [("fixed", "40x64", "tuned"), ("fixed", "40+24x64", "skipped"), ("pair", "40+24x64", "tuned")]
-    assert "{arm: pair, format: bf16, n: 64, k: 64, run: 0, setting: {lanes: 16}" in Path("tuned/h200.yaml").read_text()
+    assert found == [("fixed", "16x64", "tuned"), ("fixed", "16+8x64", "skipped"), ("pair", "16+8x64", "tuned")]
+    assert "{arm: pair, format: bf16, n: 24, k: 64, run: 0, setting: {lanes: 16}" in Path("tuned/h200.yaml").read_text()
 
 
 def doctor(run: Run) -> dict[str, tuple[str, str]]:
@@ -106,32 +106,32 @@ def doctor(run: Run) -> dict[str, tuple[str, str]]:
 
 def test_a_choice_that_no_arm_knows_is_refused_aloud(run: Run, gpu: None) -> None:
     assert doctor(run)["tuned tables"][0] == "missing"
-    run("tune", "tunable", "--shapes", "40x64")
+    run("tune", "tunable", "--shapes", "16x64")
     path = Path("tuned/h200.yaml")
     path.write_text(path.read_text().replace("setting: {lanes: 16}", "setting: {lanes: 15}"))
     sentence = (
-        "tuned tunable 40x64: found lanes=15, expected one of the arm's 3 settings on h200; measure again: atlas-lab "
-        "tune tunable --shapes 40x64"
+        "tuned tunable 16x64: found lanes=15, expected one of the arm's 3 settings on h200; measure again: atlas-lab "
+        "tune tunable --shapes 16x64"
     )
     assert doctor(run)["tuned table h200"] == ("fault", sentence)
     status, _, err = run("plan", "-e", "x")
     assert status == 2
     assert sentence in err
-    assert run("tune", "tunable", "--shapes", "40x64")[0] == 0
+    assert run("tune", "tunable", "--shapes", "16x64")[0] == 0
     assert run("plan", "-e", "x")[0] == 0
     path.write_text("schema: x\n")
     assert doctor(run)["tuned table h200"][0] == "fault"
-    for argv in (["plan", "-e", "x"], ["tune", "tunable", "--shapes", "40x64"]):
+    for argv in (["plan", "-e", "x"], ["tune", "tunable", "--shapes", "16x64"]):
         status, _, err = run(*argv)
         assert (status, err.count("\n")) == (2, 1)
         assert err.startswith("atlas-lab: h200.yaml: ")
 
 
 def test_a_setting_that_is_wrong_is_exit_1(run: Run, gpu: None) -> None:
-    status, out, _ = run("tune", "faulty", "plain", "--shapes", "40x64")
+    status, out, _ = run("tune", "faulty", "plain", "--shapes", "16x64")
     assert status == 1
-    assert "FAILED: faulty 40x64: M=1: " in out
-    assert "skipped: plain 40x64: arm plain has no settings" in out
+    assert "FAILED: faulty 16x64: M=1: " in out
+    assert "skipped: plain 16x64: arm plain has no settings" in out
     assert "setting: {lanes: 32}" in Path("tuned/h200.yaml").read_text()
 
 
@@ -147,7 +147,7 @@ def test_interrupted_keeps_what_was_done(run: Run, gpu: None, monkeypatch: pytes
     monkeypatch.setattr(verb, "by_graphs", once)
     status, out, err = run("tune", "tunable", *SHAPES)
     assert (status, err) == (130, "atlas-lab: interrupted; what was done so far is kept\n")
-    assert "left: tunable 24x64: not reached" in out
+    assert "left: tunable 8x64: not reached" in out
     assert Path("tuned/h200.yaml").read_text().count("arm: ") == 1
 
 

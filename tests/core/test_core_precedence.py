@@ -160,7 +160,7 @@ def worlds(draw: st.DrawFn) -> tuple[Site, Context, list[Entry]]:
     return s, context(*draw(st.lists(ranges(), min_size=1, max_size=2)), pins=pins, orders=orders), entries
 
 
-@settings(max_examples=7 * settings.default.max_examples)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(worlds())
 def test_resolve_agrees_with_the_plain_telling_for_every_m(world: tuple[Site, Context, list[Entry]]) -> None:
     s, ctx, entries = world

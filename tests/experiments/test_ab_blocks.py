@@ -19,6 +19,7 @@ from atlas_lab.runtime import probe, timing
 from atlas_lab.runtime.device import open_device
 
 INTERPRETER = Said(device="interpreter")
+HIDDEN, INTERMEDIATE = 32, 64  # of a small block
 APART = "pins: {'ffn.*': nvfp4_mma_repacked}"
 JOINED = "pins: {ffn.down: nvfp4_mma_repacked, ffn.gate: nvfp4_mma_repacked_joined, ffn.up: nvfp4_mma_repacked_joined}"
 VARIANTS = {
@@ -36,10 +37,19 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("atlas_lab.experiments.cells.compiler_missing", lambda: "no compiler in this test")
 
 
-def load(tmp_path: Path, *names: str, roles: str = "[ffn.*, attn.o]", blocks: str = "[ffn]") -> config.Loaded:
-    variants = "".join(f"      {n}: {VARIANTS[n]}\n" for n in names)
+def load(
+    tmp_path: Path,
+    *names: str,
+    roles: str = "[ffn.*, attn.o]",
+    blocks: str = "[ffn]",
+    of: dict[str, str] = VARIANTS,
+    hidden: int = 128,
+    intermediate: int = 128,
+) -> config.Loaded:
+    variants = "".join(f"      {n}: {of[n]}\n" for n in names)
+    model = f"{{family: qwen3.5, hidden: {hidden}, intermediate: {intermediate}, layers: 4}}"
     text = (
-        "experiments:\n  x:\n    model: {family: qwen3.5, hidden: 128, intermediate: 128, layers: 4}\n    layers: [3]\n"
+        f"experiments:\n  x:\n    model: {model}\n    layers: [3]\n"
         f"    m: [2]\n    roles: {roles}\n    blocks: {blocks}\n    baseline: {names[0]}\n    variants:\n{variants}"
     )
     (tmp_path / "r.yaml").write_text(text)
@@ -103,7 +113,10 @@ def test_refusals(registry, tmp_path: Path, more: dict[str, str], sentence: str)
 
 @pytest.fixture
 def opened(registry, tmp_path: Path) -> Session:
-    return open_session(load(tmp_path, "apart", "launch", roles="[ffn.*]"), INTERPRETER, registry, "x")
+    """Of BF16, whose units are small enough for a small block."""
+    made = {n: v.replace("nvfp4_mma_repacked", "bf16_mma").replace("nvfp4", "bf16") for n, v in VARIANTS.items()}
+    loaded = load(tmp_path, "apart", "launch", roles="[ffn.*]", of=made, hidden=HIDDEN, intermediate=INTERMEDIATE)
+    return open_session(loaded, INTERPRETER, registry, "x")
 
 
 @pytest.mark.parametrize("stage", ["gu", "h", "y"])
@@ -133,7 +146,7 @@ def test_children_give_the_same_outputs(opened: Session):
     with open_device("interpreter") as device:
         ((step, expected),) = numbers.outputs(opened.numbers_plan("launch", held), held, device, keys, 20)
     assert [t.name for t in step.stages] == ["layers.3.ffn/gu", "layers.3.ffn/h"]
-    assert expected.shape == (2, 128 + 2 * 128 + 128)
+    assert expected.shape == (2, HIDDEN + 2 * INTERMEDIATE + INTERMEDIATE)
     ((_, found),) = isolate.run(opened, "launch", keys, 20, "interpreter")
     assert numbers.digest(found) == numbers.digest(expected)
 
@@ -163,7 +176,9 @@ def test_blocks_are_timed_together_and_checked_again(opened: Session, monkeypatc
         assert [c.status for c in x.cells] == ["passed", "passed"]
         (one, total) = compare.comparisons(opened, x, 20)
         assert (one.role, one.ratio, total.role, total.ratio) == ("ffn", pytest.approx(0.8), None, pytest.approx(0.8))
-        monkeypatch.setattr(trial, "downloaded", lambda device, ports, tensors: np.zeros((2, 512), np.float32))
+        monkeypatch.setattr(
+            trial, "downloaded", lambda device, ports, tensors: np.zeros((2, HIDDEN + 3 * INTERMEDIATE), np.float32)
+        )
         timed.run(opened, x, device, products, judged, ab.silent)
         assert x.cells[1].reason.startswith("after the timed loop: ")
         device.ledger.check_empty()

@@ -28,7 +28,7 @@ def opened(registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A session whose cells passed parity, its result, its device, and a clock that says what `US` says."""
     monkeypatch.setenv("ATLAS_LAB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "r.yaml").write_text(
-        "experiments:\n  x:\n    model: {family: qwen3.5, hidden: 64, intermediate: 48}\n    m: [1, 3]\n"
+        "experiments:\n  x:\n    model: {family: qwen3.5, hidden: 32, intermediate: 24}\n    m: [1, 3]\n"
         "    roles: [ffn.gate, ffn.down]\n    baseline: a\n    require: {b: {max_time_ratio: 0.5}, c: "
         "{max_time_ratio: 0.9}}\n    variants: {a: {pins: {'*': toy}}, b: {pins: {'*': toy_same}}, c: {pins: {'*': "
         "toy_grid}}}\n"
@@ -77,7 +77,7 @@ def test_times_and_comparisons(opened: Opened, monkeypatch: pytest.MonkeyPatch):
     assert cell.time.median_us == pytest.approx(6, rel=0.02)
     assert cell.time.ci95[0] < cell.time.median_us < cell.time.ci95[1]
     assert len(cell.time.blocks) == timed.ROUNDS
-    assert cell.time.floor_us == pytest.approx((48 * 64 * 2 + 3 * (48 + 64) * 2) / 1e9 * 1e6)
+    assert cell.time.floor_us == pytest.approx((24 * 32 * 2 + 3 * (24 + 32) * 2) / 1e9 * 1e6)
     assert cell.time.share == pytest.approx(cell.time.floor_us / cell.time.median_us)
     assert cell.time.bound_by == "read"
     assert next(c for c in x.cells if (c.variant, c.role, c.m) == ("c", "ffn.gate", 1)).time.bound_by == "the host"
@@ -119,7 +119,7 @@ def test_an_output_that_changed_while_timed_fails(opened: Opened, monkeypatch: p
     timed.run(session, x, device, products, judged, ab.silent)
     failed = [c for c in x.cells if c.status == "failed"]
     assert [(c.variant, c.role, c.m) for c in failed] == [("c", "ffn.down", 1)]
-    assert failed[0].reason.startswith("after the timed loop: 1 of 64 outputs are outside the tolerance")
+    assert failed[0].reason.startswith("after the timed loop: 1 of 32 outputs are outside the tolerance")
     assert failed[0].time is None
     reason = next(c.reason for c in compare.comparisons(session, x, 0) if (c.b, c.m, c.role) == ("c", 1, None))
     assert reason == "c failed parity for layers.0.ffn.down M=1"
@@ -167,7 +167,7 @@ def test_rotated_weights_are_equal(opened: Opened, monkeypatch: pytest.MonkeyPat
         own, *copies = timed.rotated(bench, plan.steps[0], device.target.l2)
         assert own == {}
         assert len(copies) == 2
-        first = device.download(bench.weights[name], "u8", (48 * 64 * 2,))
+        first = device.download(bench.weights[name], "u8", (24 * 32 * 2,))
         for copy in copies:
             assert copy[name] is not bench.weights[name]
-            assert np.array_equal(device.download(copy[name], "u8", (48 * 64 * 2,)), first)
+            assert np.array_equal(device.download(copy[name], "u8", (24 * 32 * 2,)), first)

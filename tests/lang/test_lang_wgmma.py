@@ -243,10 +243,15 @@ def test_constants_are_refused_when_compiling(expression, text, compiler):
 
 
 SHAPES = [
-    *((L.bf16, n, {}) for n in (8, 104, 256)),
-    (L.f16, 128, {}), (L.e4m3, 256, {}), (L.i8, 24, {}), (L.i8, 256, {}),
-    *((d, 128, {"a_registers": True}) for d in (L.bf16, L.f16, L.e4m3, L.i8)),
-    (L.bf16, 256, {"a_registers": True}),
+    *((L.bf16, n, {}) for n in (104, 256)),
+    (L.f16, 128, {}), (L.e4m3, 256, {}), (L.i8, 256, {}),
+    *((d, 128, {"a_registers": True}) for d in (L.bf16, L.e4m3, L.i8)),
+    *(
+        pytest.param(*shape, marks=pytest.mark.full)
+        for shape in (
+            (L.bf16, 8, {}), (L.i8, 24, {}), (L.f16, 128, {"a_registers": True}), (L.bf16, 256, {"a_registers": True}),
+        )
+    ),
     (L.bf16, 64, {"a_transposed": True}), (L.f16, 64, {"b_transposed": True}),
     (L.bf16, 64, {"a_registers": True, "b_transposed": True}),
 ]  # fmt: skip
