@@ -19,22 +19,26 @@ from atlas_lab.formats.dtypes import dtype
 class Scalar:
     """An element type of kernel code. `numba` names its Numba type ("" where arithmetic has none: bf16, fp8)."""
 
-    __slots__ = ("bits", "mask", "name", "numba", "numpy", "signed")
+    __slots__ = ("bits", "least", "mask", "most", "name", "numba", "numpy", "signed")
 
     def __init__(self, name: str, numba: str = "", signed: bool = False) -> None:
         self.name, self.numba, self.signed = name, numba, signed
         self.numpy = dtype(name).numpy
         self.bits = dtype(name).bits
         self.mask = (1 << self.bits) - 1
+        self.most = self.mask >> 1 if signed else self.mask
+        self.least = self.most - self.mask
 
     @property
     def bytes(self) -> int:
         return self.bits // 8
 
     def __call__(self, value: Any) -> int:
+        if value.__class__ is int and self.least <= value <= self.most:
+            return value
         given = int(value)
         v = given & self.mask
-        if self.signed and v > self.mask >> 1:
+        if v > self.most:
             v -= self.mask + 1
         if v != given and isinstance(value, float | np.floating):
             # PTX saturates, by the width that the compiler happens to choose; LLVM promises nothing
