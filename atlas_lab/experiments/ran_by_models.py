@@ -24,9 +24,13 @@ def ran_by_models(
     arm: Arm, target: Target, known: Mapping[str, Format] = FORMATS, *, few: bool = False
 ) -> frozenset[Kernel]:
     """Of an arm's kernels those that calls on the shipped models' weights launch on a target, with its shipped
-    settings, in the first format that the arm starts from; with `few` for no more than 64 rows of x."""
+    settings, in the first format that the arm starts from; with `few` for no more than 64 rows of x. None of an arm
+    whose settings nobody measured there: it is for comparison."""
     form = next((f.name for f in known.values() if arm.source in ("", f.family)), "")
-    return _ran(arm, target, form, FEW if few else FEW + MORE) if form else frozenset()
+    measured = {c.arm for c in base_context(target).table.choices}
+    if not form or (type(arm).settings is not Arm.settings and arm.name not in measured):
+        return frozenset()
+    return _ran(arm, target, form, FEW if few else FEW + MORE)
 
 
 @lru_cache(maxsize=256)
