@@ -14,20 +14,20 @@ import pytest
 
 # Seconds on two cores with a cold compile cache, with room for a slow machine.
 BUDGETS = {
-    "arms": 2600,
-    "blocks": 300,
+    "arms": 1500,
+    "blocks": 180,
     "checkpoint": 120,
     "cli": 90,
     "copies": 120,
     "core": 90,
     "experiments": 240,
     "formats": 60,
-    "lang": 150,
+    "lang": 120,
     "peers": 300,
     "plugins": 120,
     "runtime": 90,
     "simt": 60,
-    "testing": 450,
+    "testing": 200,
 }
 
 TURNS, IDLE = 20_000, 5e-4  # of the loop, and its seconds on an idle machine

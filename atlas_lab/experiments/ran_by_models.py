@@ -16,7 +16,7 @@ from atlas_lab.formats import FORMATS, Format
 from atlas_lab.kernels.lang import Kernel
 
 FEW = (1, 16, 17, 64)  # rows of x
-MORE = (128, 256, 512, 4096)
+MORE = (256, 4096)
 MOST = 32768  # rows of a weight: output heads launch what other large weights do
 
 

@@ -181,7 +181,7 @@ def test_x_that_is_not_in_the_lanes_order_is_found(monkeypatch) -> None:
 
 def test_tiles_are_chosen_for_what_they_must_fill() -> None:
     base = base_context(HOPPER)
-    assert tile_of(case_of(32, 17408, 5120), base) == (32, 128, 1)
-    assert tile_of(case_of(64, 17408, 5120), base) == (64, 128, 1)
+    assert tile_of(case_of(32, 17408, 5120), base) == (64, 64, 1)
+    assert tile_of(case_of(64, 17408, 5120), base) == (64, 64, 1)
     assert tile_of(case_of(128, 17408, 5120), base) == (128, 128, 1)
     assert tile_of(case_of(4096, 17408, 5120), base) == (176, 128, 2)

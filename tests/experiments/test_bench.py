@@ -197,8 +197,8 @@ def test_the_page_says_why_the_run_ended_early(cell: BenchCell):
     [
         ("foundation", "performance"),
         ("load", "loading"),
-        *((f"rows{s}", f"rows{s}") for s in ("", "-ragged")),
-        *((f"prefill{s}", f"prefill{s}") for s in ("", "-earlier", "-nvfp4")),
+        *((f"rows{s}", f"rows{s}") for s in ("", "-ragged", "-bf16-fp8")),
+        ("prefill", "prefill"),
         ("decode", "decode"),
     ],
 )
