@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -88,7 +88,7 @@ def cases(
     known: Mapping[str, Format] = FORMATS,
     target: Target = shipped_targets()[0],
     budget: Budget = "interpreter",
-    wanted: Collection[Kernel] | None = None,
+    wanted: Set[Kernel] | None = None,
 ) -> tuple[Case, ...]:
     """Cases of an arm where it says yes, each with why it was drawn; empty if it says yes to nothing that was tried.
 
@@ -106,7 +106,7 @@ def cases(
         if budget == "gpu":
             full += _full_size(_Drawer(arm, sets[0], f.name, base), first=first)
     out += _levers(arm, base, out)
-    out += _unreached(arm, known, base, out, kernels_of(arm) if wanted is None else wanted)
+    out += _unreached(arm, known, base, out, set(kernels_of(arm)) if wanted is None else wanted)
     return tuple({c.id: c for c in (*out, *full)}.values())
 
 
@@ -207,27 +207,27 @@ def _levers(arm: Arm, base: Context, drawn: Sequence[Case]) -> Iterator[Case]:
 
 
 def _unreached(
-    arm: Arm, known: Mapping[str, Format], base: Context, drawn: Sequence[Case], wanted: Collection[Kernel]
+    arm: Arm, known: Mapping[str, Format], base: Context, drawn: Sequence[Case], wanted: Set[Kernel]
 ) -> Iterator[Case]:
     """A case for each wanted kernel that no case so far launches, where a small shape does; for optional ones, where a
     setting does that was tried for the others. Awkward shapes alone would try nothing but an arm's slowest loads:
     kernels are chosen by what divides N and K, by M, by how a weight is stored and by settings."""
     seen = {k for c in drawn for k in launched(c, arm, base)}
-    left = {k for k in arm.kernels if k in wanted} - seen
+    left = set(arm.kernels) & wanted - seen
     flips = [(), *dict.fromkeys(c.levers for c in drawn if c.levers)]
     for c in _even(arm, known, base) if left else ():
         settings = arm.settings(c.n * len(c.roles), c.k, base.target)
         for levers, s in product(flips, settings or [()]):
             flipped = replace(c, levers=levers, setting=s)
-            found = {k for k in launched(flipped, arm, base) if k in wanted} - seen
+            found = set(launched(flipped, arm, base)) & wanted - seen
             if found:
                 seen |= found
                 left -= found
                 yield flipped
         if not left:
             break
-    plain = {k for k in arm.optional_kernels if k in wanted and epilogue_of(k) is None}
-    yield from _of_some_k(arm, known, base, plain - seen)
+    plain = {k for k in arm.optional_kernels if epilogue_of(k) is None}
+    yield from _of_some_k(arm, known, base, plain & wanted - seen)
 
 
 def _of_some_k(arm: Arm, known: Mapping[str, Format], base: Context, left: set[Kernel]) -> Iterator[Case]:

@@ -116,7 +116,7 @@ def run_check(check: Check, arm: Arm, device: Device, peers: Mapping[str, Arm] |
 
 
 def _cases(check: Check, arm: Arm, base: Context) -> ParityResult:
-    missing = none_drawn(arm, cases(arm, target=base.target, wanted=()), target=base.target)
+    missing = none_drawn(arm, cases(arm, target=base.target, wanted=frozenset()), target=base.target)
     return ParityResult(not missing, missing)
 
 
@@ -142,7 +142,7 @@ def compiled_in(check: Check, arm: Arm) -> tuple[Kernel, ...]:
         return tuple(able)
     home = next(t for t in shipped_targets() if t.name == check.home)
     ran = ran_by_models(arm, home)
-    firsts = {(k.spec.family, epilogue_of(k)): k for k in reversed(able)}.values()
+    firsts = set({(k.spec.family, epilogue_of(k)): k for k in reversed(able)}.values())
 
     def wanted(k: Kernel) -> bool:
         return k in firsts or (k in ran if check.arch == home.arch else home.arch not in architectures(k.needs))

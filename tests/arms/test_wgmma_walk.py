@@ -7,7 +7,8 @@ import pytest
 
 from atlas_lab import simt
 from atlas_lab.kernels import lang as L
-from atlas_lab.kernels.gemm.wgmma_walk import BACK, walk
+from atlas_lab.kernels.gemm.wgmma_store import OUT_ROWS
+from atlas_lab.kernels.gemm.wgmma_walk import walk
 
 BM = 128
 
@@ -33,8 +34,8 @@ def test_tiles_that_would_reach_past_x_begin_earlier(m: int) -> None:
     assert plain == list(range(0, m, BM))
     *before, last = found
     assert before == plain[:-1]
-    assert (plain[-1] - last) % BACK == 0
+    assert (plain[-1] - last) % OUT_ROWS == 0
     if m < BM:
         assert last == 0
     else:
-        assert 0 <= last + BM - m < BACK, "all rows of x are in a tile, and fewer past it than a warp stores"
+        assert 0 <= last + BM - m < OUT_ROWS, "all rows of x are in a tile, and fewer past it than a warp stores"

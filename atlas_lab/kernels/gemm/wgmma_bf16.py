@@ -58,7 +58,7 @@ def wgmma_bf16(
     mail_at = out_at + warps_of(bm) * WARP_BYTES
     bars_at = mail_at + mail_bytes(warps_of(bm), count, split)
     of_stages = ring(stages, stage, bars_at, bm, across, bn=bn, down=down)
-    of_tiles, parts_of = dealt(bm, bn, raster, across, down, split, warps_of(bm), count, mail_at, True)
+    of_tiles, parts_of = dealt(bm, bn, raster, across, down, split, warps_of(bm), count, mail_at, inside=True)
     store_rows, add_rows = row_storer(bn, out_at), row_adder(bn, out_at)
     loading, multiplying = roles(bm)
 

@@ -17,9 +17,8 @@ from typing import NamedTuple
 from atlas_lab.kernels import lang as L
 from atlas_lab.kernels.gemm.tile import tile_at
 from atlas_lab.kernels.gemm.wgmma_ring import Ring
+from atlas_lab.kernels.gemm.wgmma_store import OUT_ROWS
 from atlas_lab.kernels.lang import cuda
-
-BACK = 16  # rows that a warp stores
 
 
 @L.device
@@ -57,7 +56,7 @@ class Walk(NamedTuple):
 def walk(bm: int, bn: int, raster: int, across: int = 1, down: int = 1, inside: bool = False) -> Walk:
     """Tiles of bm x bn; a cluster takes neighbours, `across` in a row and `down` in a column. `raster` row tiles share
     their weights' columns before the next column. With `inside` a tile that would reach past m begins earlier, by as
-    many times BACK rows as are missing, for boxes past the end of x take longer: its rows before a multiple of bm are
+    many times OUT_ROWS as are missing, for boxes past the end of x take longer: its rows before a multiple of bm are
     those of the tile before, which stores them."""
     wide, tall, cluster = bn * across, bm * down, across * down
     band = max(raster // down, 1)
@@ -91,7 +90,7 @@ def walk(bm: int, bn: int, raster: int, across: int = 1, down: int = 1, inside: 
         if down > 1:
             row0 = row0 + L.i32(L.cluster_rank()) // across * bm
         if inside and row0 < m:
-            row0 = row0 - max(min(row0, L.i32(row0 + bm - m)), 0) // BACK * BACK
+            row0 = row0 - max(min(row0, L.i32(row0 + bm - m)), 0) // OUT_ROWS * OUT_ROWS
         return tile, begin, L.i32(max(begin, stop)), L.i32(row0), L.i32(col0)
 
     @L.device
