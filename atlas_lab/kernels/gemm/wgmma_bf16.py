@@ -60,7 +60,7 @@ def wgmma_bf16(
     of_stages = ring(stages, stage, bars_at, bm, across, bn=bn, down=down)
     of_tiles, parts_of = dealt(bm, bn, raster, across, down, split, warps_of(bm), count, mail_at, inside=True)
     store_rows, add_rows = row_storer(bn, out_at), row_adder(bn, out_at)
-    loading, multiplying = roles(bm)
+    loading, multiplying = roles(bm, of_stages)
 
     @L.device
     def bring_w(s, w, col0, step):
@@ -96,7 +96,7 @@ def wgmma_bf16(
     @L.device
     def run(x, w, into, parts, flags, m, n, k, cut):
         """All that the kernel does; n as the walk counts."""
-        of_stages.begin(m)
+        of_stages.begin()
         parts_of.begin()
         group = own_group()
         if group == consumers:
@@ -105,7 +105,7 @@ def wgmma_bf16(
                 load(w, x, m, n, k, cut)
             parts_of.end()
         else:
-            multiplying()
+            multiplying(m)
             tiles = L.dynamic_shared(L.u8, 0)
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32((k + BK - 1) // BK)

@@ -94,7 +94,7 @@ def wgmma_block_nvfp4(bm: int, bn: int, stages: int, blocks: int = 1, raster: in
     multiply, wait, count = L.wgmma(L.bf16, bm, a_registers=True), L.wgmma_wait(bm // 2), bm // 2
     store = transposed_storer(bm, out_at)
     parts_of = meeting(warps_of(bn), count, 1)
-    loading, multiplying = roles(bn)
+    loading, multiplying = roles(bn, of_stages)
 
     @L.device
     def bring_w(s, w, col0, step):
@@ -120,14 +120,14 @@ def wgmma_block_nvfp4(bm: int, bn: int, stages: int, blocks: int = 1, raster: in
         pitch: L.i32,
         odd: L.i32,
     ):
-        of_stages.begin(m)
+        of_stages.begin()
         group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, x, m, n, k, cut)
         else:
-            multiplying()
+            multiplying(m)
             tiles = L.dynamic_shared(L.u8, 0)
             warp = L.warp_id()
             lane = L.lane_id()

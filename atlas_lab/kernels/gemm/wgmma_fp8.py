@@ -103,7 +103,7 @@ def wgmma_fp8(
     add = scaled_add(count)
     adds, codes = epilogue in (ADDENDS, ADDED_CODES), epilogue in (CODES, ADDED_CODES)
     store_sums, add_rows = (code_storer if codes else row_storer)(bn, out_at), row_adder(bn, out_at)
-    loading, multiplying = roles(bm)
+    loading, multiplying = roles(bm, of_stages)
 
     @L.device
     def bring_w(s, w, col0, step):
@@ -170,7 +170,7 @@ def wgmma_fp8(
         """All that the kernel does."""
         fetch_maps(x, w)
         of_rows = L.dynamic_shared(L.f32, scales_at)
-        of_stages.begin(m)
+        of_stages.begin()
         parts_of.begin()
         group = own_group()
         if group == consumers:
@@ -179,7 +179,7 @@ def wgmma_fp8(
                 load(w, (x, x_scales), m, n, k, cut)
             parts_of.end()
         else:
-            multiplying()
+            multiplying(m)
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32((k + BK - 1) // BK)
             mine = L.i32(16 * L.warp_id() + (L.lane_id() >> 2))  # of the tile's rows, and 8 further

@@ -54,7 +54,7 @@ def wgmma_int8(bm: int, bn: int, stages: int, sub: bool = False, raster: int = 1
     take_block = block_of(blocks)
     store = row_storer(COLUMNS, out_at)
     parts_of = meeting(warps_of(bn), total, 1)
-    loading, multiplying = roles(bn)
+    loading, multiplying = roles(bn, of_stages)
 
     @L.device
     def bring_w(s, maps, col0, step):
@@ -162,14 +162,14 @@ def wgmma_int8(bm: int, bn: int, stages: int, sub: bool = False, raster: int = 1
         k: L.i32,
         cut: L.i32,
     ):
-        of_stages.begin(m)
+        of_stages.begin()
         group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
                 load((w, w_scales), (x, x_scales), m, n, k, cut)
         else:
-            multiplying()
+            multiplying(m)
             warp = L.i32(L.warp_id())
             lane = L.i32(L.lane_id())
             mine = L.i32(16 * (warp & 3) + (lane >> 2))  # its first row of 64, and 8 further

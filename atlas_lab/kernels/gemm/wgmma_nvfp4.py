@@ -98,7 +98,7 @@ def wgmma_nvfp4(
     of_tiles, parts_of = dealt(bm, bn, raster, cluster, 1, split, warps_of(bn), count, mail_at)
     store = transposed_storer(bm, out_at, adds=epilogue is not None)
     pick_of, scales_of, weights = in_lanes_order if ordered else in_order
-    loading, multiplying = roles(bn, 16 if bm > 192 else 0)
+    loading, multiplying = roles(bn, of_stages, 16 if bm > 192 else 0)
 
     bring_w, bring_x = bring_units(of_stages, stage, w_at), bring_halves(of_stages, bm, stage)
     load = loader(of_stages, of_tiles, SPAN, stages, bring_of(bring_w) if joined else bring_w, bring_x)
@@ -131,7 +131,7 @@ def wgmma_nvfp4(
     @L.device
     def run(x, w, g, into, parts, flags, m, n, k, cut, divides):
         """All that the kernel does; n as the walk counts."""
-        of_stages.begin(m)
+        of_stages.begin()
         parts_of.begin()
         group = own_group()
         if group == consumers:
@@ -140,7 +140,7 @@ def wgmma_nvfp4(
                 load(w, x, m, n, k, cut)
             parts_of.end()
         else:
-            multiplying()
+            multiplying(m)
             tiles = L.dynamic_shared(L.u8, 0)
             warp = L.warp_id()
             pick = pick_of(L.lane_id())

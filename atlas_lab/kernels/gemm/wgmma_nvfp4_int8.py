@@ -82,7 +82,7 @@ def wgmma_nvfp4_int8(bm: int, bn: int, stages: int, blocks: int = 1, raster: int
     add = scaled_by_both(count)
     store = transposed_storer(bm, out_at, lift=INTEGERS_LIFT)
     parts_of = meeting(warps_of(bn), count, 1)
-    loading, multiplying = roles(bn)
+    loading, multiplying = roles(bn, of_stages)
 
     @L.device
     def bring_x(s, maps, row0, step):
@@ -162,14 +162,14 @@ def wgmma_nvfp4_int8(bm: int, bn: int, stages: int, blocks: int = 1, raster: int
         cut: L.i32,
         divides: L.i32,
     ):
-        of_stages.begin(m)
+        of_stages.begin()
         group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, (x, x_scales), m, n, k, cut)
         else:
-            multiplying()
+            multiplying(m)
             warp = L.warp_id()
             mine = L.i32(w_at + UNIT * warp)
             alpha = alpha_of(tensor_scale, divides)

@@ -57,7 +57,7 @@ def wgmma_nvfp4_w4a8(bm: int, bn: int, stages: int, blocks: int = 1, cluster: in
     add = axpy_of_rows(count)
     store = transposed_storer(bm, out_at, lift=CODES_LIFT, by_row=True)
     parts_of = meeting(warps_of(bn), count, cluster)
-    loading, multiplying = roles(bn)
+    loading, multiplying = roles(bn, of_stages)
 
     @L.device
     def bring_x(s, x, row0, step):
@@ -96,14 +96,14 @@ def wgmma_nvfp4_w4a8(bm: int, bn: int, stages: int, blocks: int = 1, cluster: in
         cut: L.i32,
         divides: L.i32,
     ):
-        of_stages.begin(m)
+        of_stages.begin()
         group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, x, m, n, k, cut)
         else:
-            multiplying()
+            multiplying(m)
             tiles = L.dynamic_shared(L.u8, 0)
             warp = L.warp_id()
             mine = L.i32(w_at + UNIT * warp)

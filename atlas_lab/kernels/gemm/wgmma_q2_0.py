@@ -79,7 +79,7 @@ def wgmma_q2_0(bm: int, bn: int, stages: int, blocks: int = 1, raster: int = 16)
     store = transposed_storer(bm, out_at, lift=1.0)
     parts_of = meeting(warps_of(bn), count, 1)
     bring_codes = bring_halves(of_stages, bm, stage)
-    loading, multiplying = roles(bn)
+    loading, multiplying = roles(bn, of_stages)
 
     @L.device
     def bring_w(s, w, col0, step):
@@ -120,14 +120,14 @@ def wgmma_q2_0(bm: int, bn: int, stages: int, blocks: int = 1, raster: int = 16)
         k: L.i32,
         cut: L.i32,
     ):
-        of_stages.begin(m)
+        of_stages.begin()
         group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, (x, x_scales), m, n, k, cut)
         else:
-            multiplying()
+            multiplying(m)
             tiles, factors = L.dynamic_shared(L.u8, 0), L.dynamic_shared(L.f32, scales_at)
             warp, lane = L.warp_id(), L.lane_id()
             magic = opaque(MAGIC, k)

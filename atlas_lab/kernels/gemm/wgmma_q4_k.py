@@ -140,7 +140,7 @@ def wgmma_q4_k(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1,
     add, scaled = add_scaled(bm), scaled_rows(bm // 8)
     store = transposed_storer(bm, out_at, lift=1.0)
     parts_of = meeting(warps_of(bn), count, cluster)
-    loading, multiplying = roles(bn)
+    loading, multiplying = roles(bn, of_stages)
 
     @L.device
     def bring_w(s, w, col0, step):
@@ -184,14 +184,14 @@ def wgmma_q4_k(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1,
         k: L.i32,
         cut: L.i32,
     ):
-        of_stages.begin(m)
+        of_stages.begin()
         group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, (x, x_scales, x_sums), m, n, k, cut)
         else:
-            multiplying()
+            multiplying(m)
             tiles = L.dynamic_shared(L.u8, 0)
             warp, lane = L.warp_id(), L.lane_id()
             magic = opaque(MAGIC, k)

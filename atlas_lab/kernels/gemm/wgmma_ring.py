@@ -27,6 +27,7 @@ LOADS = 56  # registers of a thread that loads
 MULTIPLIES = {2: 224, 3: 144}  # of one that multiplies, by warpgroups that do; an SM has 65536
 SWIZZLED = 8  # rows after which the swizzle repeats
 NOTHING = (L.u32(0), L.u32(0), L.u32(0), L.u32(0))
+CLEARED = 1  # the named barrier of threads that multiply, when rows are cleared
 BARS = 48  # bytes of a stage's mbarriers, and of the part that it begins
 
 
@@ -34,28 +35,6 @@ def threads_of(rows: int) -> int:
     """A warpgroup for every 64 rows that are multiplied, and a warp that loads; where several multiply, a warpgroup
     that hands them its registers."""
     return 128 * (rows // GROUP_ROWS) + (128 if rows > GROUP_ROWS else 32)
-
-
-@functools.cache
-def roles(rows: int, moved: int = 0) -> tuple[L.DeviceFunction, L.DeviceFunction]:
-    """What warpgroups call first where they load and where they multiply `rows`: who has how many registers, `moved` of
-    them from each thread that loads, half as many to each of two that multiply. Those that multiply wait for the
-    launches before."""
-    several = rows > GROUP_ROWS
-    few, many = LOADS - moved, MULTIPLIES.get(rows // GROUP_ROWS, 0) + moved // 2 * (rows == 2 * GROUP_ROWS)
-
-    @L.device
-    def loading():
-        if several:
-            L.setmaxnreg_dec(few)
-
-    @L.device
-    def multiplying():
-        if several:
-            L.setmaxnreg_inc(many)
-        L.grid_wait()  # x comes after it anyway, and what they store a launch before may have stored, too
-
-    return loading, multiplying
 
 
 @L.device
@@ -97,7 +76,8 @@ def warps_of(rows: int) -> int:
 class Ring(NamedTuple):
     """Device functions of a ring; `s` is a stage's number and `phase` the parity of its round, from (0, 0).
 
-    `begin(m)`: the whole block, once, for m rows of x. `fill(s, phase, m)`: the loading thread, until the stage is
+    `begin()`: the whole block, once. `clear(m)`: all threads that consume, once, before they do, for m rows of x.
+    `fill(s, phase, m)`: the loading thread, until the stage is
     empty; then it expects its bytes at mbarrier `(full(), s)`, but for those of rows that no box brings.
     `start(s, phase, m, part)`: the same for the first stage of a part, five numbers that `part(s)` gives each thread
     of a consumer warp; `stop(s, phase, part)`: of the last part, for which no bytes come. `rows(at, x, row0, k0, s)`:
@@ -109,6 +89,7 @@ class Ring(NamedTuple):
     """
 
     begin: L.DeviceFunction
+    clear: L.DeviceFunction
     full: L.DeviceFunction
     fill: L.DeviceFunction
     start: L.DeviceFunction
@@ -161,7 +142,8 @@ def ring(
         raise ValueError(f"ring: found clusters of {across} x {down} blocks, expected 1, 2, 4 or 8")
     empty_at, parts_at, cluster = bars_at + 8 * stages, bars_at + 16 * stages, across * down
     # a stage is handed back to those that load into it: the block's row and its column of the cluster
-    arrivals = (across + down - 1) * warps_of(GROUP_ROWS * consumers or bm)
+    warps = warps_of(GROUP_ROWS * consumers or bm)
+    arrivals, threads = (across + down - 1) * warps, 32 * warps
     x_rows, w_rows = _part(bm, across, "x"), _part(bn, down, "W")
     in_row, in_column = (1 << across) - 1, sum(1 << across * i for i in range(down))
     load, load_for_all = L.tma_load_2d, L.tma_load(2, multicast=True)
@@ -175,18 +157,18 @@ def ring(
 
     @L.device
     def clear(m):
-        """Rows that no box brings, of which products are made that nobody stores."""
-        words, own = L.dynamic_shared(L.u32, 0), L.i32(4 * cuda.threadIdx.x)
-        for i in range(stages * tiles):
-            at = L.i32(i // tiles * (every // 4) + i % tiles * (bm * ROW // 4))
-            for word in range(m * (ROW // 4) + own, bm * (ROW // 4), 4 * cuda.blockDim.x):
-                L.sts_v4_b32(words, at + word, NOTHING)
-        L.fence_proxy_async()
+        """Rows that no box brings, of which products are made that nobody stores: while the first stages come."""
+        if across == 1 and m < bm:
+            words, own = L.dynamic_shared(L.u32, 0), L.i32(4 * cuda.threadIdx.x)
+            for i in range(stages * tiles):
+                at = L.i32(i // tiles * (every // 4) + i % tiles * (bm * ROW // 4))
+                for word in range(m * (ROW // 4) + own, bm * (ROW // 4), 4 * threads):
+                    L.sts_v4_b32(words, at + word, NOTHING)
+            L.fence_proxy_async()
+            L.barrier_sync(CLEARED, threads)
 
     @L.device
-    def begin(m):
-        if across == 1 and m < bm:
-            clear(m)
+    def begin():
         full, empty = L.dynamic_shared(L.u64, bars_at), L.dynamic_shared(L.u64, empty_at)
         if cuda.threadIdx.x == 0:
             for s in range(stages):
@@ -285,4 +267,27 @@ def ring(
     def before(s):
         return L.i32(s - 1) if s > 0 else L.i32(stages - 1)
 
-    return Ring(begin, full, fill, start, stop, part, rows, columns, drain, take, release, after, before)
+    return Ring(begin, clear, full, fill, start, stop, part, rows, columns, drain, take, release, after, before)
+
+
+@functools.cache
+def roles(rows: int, of_stages: Ring, moved: int = 0) -> tuple[L.DeviceFunction, L.DeviceFunction]:
+    """What warpgroups call first where they load, `loading()`, and where they multiply `rows`, `multiplying(m)`: who
+    has how many registers, `moved` of them from each thread that loads, half as many to each of two that multiply.
+    Those that multiply clear what they multiply and nobody loads, and wait for the launches before."""
+    several = rows > GROUP_ROWS
+    few, many = LOADS - moved, MULTIPLIES.get(rows // GROUP_ROWS, 0) + moved // 2 * (rows == 2 * GROUP_ROWS)
+
+    @L.device
+    def loading():
+        if several:
+            L.setmaxnreg_dec(few)
+
+    @L.device
+    def multiplying(m):
+        if several:
+            L.setmaxnreg_inc(many)
+        of_stages.clear(m)
+        L.grid_wait()  # x comes after it anyway, and what they store a launch before may have stored, too
+
+    return loading, multiplying

@@ -64,7 +64,7 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
     add = axpy(count)
     store = transposed_storer(bm, out_at, lift=1.0)
     parts_of = meeting(warps_of(bn), count, cluster)
-    loading, multiplying = roles(bn)
+    loading, multiplying = roles(bn, of_stages)
 
     @L.device
     def bring_w(s, w, col0, step):
@@ -91,14 +91,14 @@ def wgmma_w8a16(bm: int, bn: int, stages: int, blocks: int = 1, cluster: int = 1
         narrow: L.i32,
     ):
         fetch_maps(x, w)
-        of_stages.begin(m)
+        of_stages.begin()
         group = own_group()
         if group == consumers:
             loading()
             if L.warpgroup_thread() == 0:
                 load(w, x, m, n, k, cut)
         else:
-            multiplying()
+            multiplying(m)
             tiles = L.dynamic_shared(L.u8, 0)
             warp = L.warp_id()
             lane = L.lane_id()
