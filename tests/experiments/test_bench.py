@@ -197,7 +197,7 @@ def test_the_page_says_why_the_run_ended_early(cell: BenchCell):
     [
         ("foundation", "performance"),
         ("load", "loading"),
-        *((f"rows{s}", f"rows{s}") for s in ("", "-ragged", "-bf16-fp8")),
+        ("rows", "rows"),
         ("prefill", "prefill"),
         ("decode", "decode"),
     ],
