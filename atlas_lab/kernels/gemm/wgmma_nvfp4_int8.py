@@ -172,7 +172,6 @@ def wgmma_nvfp4_int8(bm: int, bn: int, stages: int, blocks: int = 1, raster: int
             multiplying(m)
             warp = L.warp_id()
             mine = L.i32(w_at + UNIT * warp)
-            alpha = alpha_of(tensor_scale, divides)
             s, phase = L.i32(0), L.u32(0)
             steps = L.i32(k // SPAN)
             of_stages.take(s, phase)
@@ -189,6 +188,7 @@ def wgmma_nvfp4_int8(bm: int, bn: int, stages: int, blocks: int = 1, raster: int
                     if begin > 0:
                         shares = of_tiles.shares(m, n, steps, cut)
                         acc = parts_of.add(parts, flags, acc, warp, shares, tile, begin, steps)
+                    alpha = alpha_of(tensor_scale, divides)  # here: sums of 80 rows of x leave no register for it
                     store(y, acc, warp, row0, L.i32(col0 + 16 * warp), m, n, n, n, (alpha, alpha))
                 of_stages.take(s, phase)
                 tile, begin, end, row0, col0 = of_stages.part(s)

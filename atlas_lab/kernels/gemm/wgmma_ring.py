@@ -157,14 +157,16 @@ def ring(
 
     @L.device
     def clear(m):
-        """Rows that no box brings, of which products are made that nobody stores: while the first stages come."""
-        if across == 1 and m < bm:
-            words, own = L.dynamic_shared(L.u32, 0), L.i32(4 * cuda.threadIdx.x)
-            for i in range(stages * tiles):
-                at = L.i32(i // tiles * (every // 4) + i % tiles * (bm * ROW // 4))
-                for word in range(m * (ROW // 4) + own, bm * (ROW // 4), 4 * threads):
-                    L.sts_v4_b32(words, at + word, NOTHING)
-            L.fence_proxy_async()
+        """Rows that no box brings, of which products are made that nobody stores: while the first stages come. In a
+        branch the barrier kept the assembler from overlapping products (C7511)."""
+        if across == 1:
+            if m < bm:
+                words, own = L.dynamic_shared(L.u32, 0), L.i32(4 * cuda.threadIdx.x)
+                for i in range(stages * tiles):
+                    at = L.i32(i // tiles * (every // 4) + i % tiles * (bm * ROW // 4))
+                    for word in range(m * (ROW // 4) + own, bm * (ROW // 4), 4 * threads):
+                        L.sts_v4_b32(words, at + word, NOTHING)
+                L.fence_proxy_async()
             L.barrier_sync(CLEARED, threads)
 
     @L.device
