@@ -57,7 +57,7 @@ class _Drawer:
         return bool(self.verdict(n, k))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _legal(d: _Drawer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """N and K that the arm takes, ascending: K beside a fixed N, then N beside the smallest such K."""
     n = next((n for n in NS for k in PROBES if d.allows(n, k)), None)
@@ -101,8 +101,9 @@ def cases(
     full: list[Case] = []
     for i, f in enumerate(f for f in known.values() if arm.source in ("", f.family)):
         first = not out
-        drawn = [_drawn(_Drawer(arm, roles, f.name, base), budget, first=first) for roles in sets]
-        out += _rotated(drawn) if first else list(drawn[i % len(drawn)][: 3 if wanted is None else 1])
+        asked = sets if first else [sets[i % len(sets)]]
+        drawn = [_drawn(_Drawer(arm, roles, f.name, base), budget, first=first) for roles in asked]
+        out += _rotated(drawn) if first else list(drawn[0][: 3 if wanted is None else 1])
         if budget == "gpu":
             full += _full_size(_Drawer(arm, sets[0], f.name, base), first=first)
     out += _levers(arm, base, out)
