@@ -166,6 +166,15 @@ def test_a_ring_whose_stages_are_released_too_early_is_reported(monkeypatch) -> 
         ran(case_of("bf16_wgmma", 17, 40, 1024, 136), device)
 
 
+@pytest.mark.parametrize("name", ["barrier_sync", "fence_proxy_async"])
+def test_rows_that_are_cleared_and_not_waited_for_are_reported(name: str, monkeypatch) -> None:
+    """Warps of another warp's rows, or the matrix unit, which reads them otherwise than they were written."""
+    monkeypatch.setattr(L, name, lambda *args: None)
+    device = InterpreterDevice(HOPPER, options=Options(order="random"))
+    with pytest.raises(simt.SimtError, match=r"race|fence"):
+        ran(case_of("bf16_wgmma", 17, 40, 128, 64), device)
+
+
 def test_x_that_is_loaded_before_it_was_quantized_is_reported(monkeypatch) -> None:
     from atlas_lab.kernels.gemm import wgmma_fp8 as fp8
 

@@ -142,8 +142,8 @@ def ring(
         raise ValueError(f"ring: found clusters of {across} x {down} blocks, expected 1, 2, 4 or 8")
     empty_at, parts_at, cluster = bars_at + 8 * stages, bars_at + 16 * stages, across * down
     # a stage is handed back to those that load into it: the block's row and its column of the cluster
-    warps = warps_of(GROUP_ROWS * consumers or bm)
-    arrivals, threads = (across + down - 1) * warps, 32 * warps
+    arrivals = (across + down - 1) * warps_of(GROUP_ROWS * consumers or bm)
+    threads = 128 * (consumers or bm // GROUP_ROWS)  # that consume
     x_rows, w_rows = _part(bm, across, "x"), _part(bn, down, "W")
     in_row, in_column = (1 << across) - 1, sum(1 << across * i for i in range(down))
     load, load_for_all = L.tma_load_2d, L.tma_load(2, multicast=True)
